@@ -1,1 +1,12 @@
+//! What the tests of Oncebox stand on: real services and the means to disturb and to read them.
+//!
+//! * [`services`]: PostgreSQL and Apache Kafka, shared or private, from the environment, from containers or as local
+//!   processes; [`services::Database`] is a fresh database per test.
+//! * [`proxy`]: a TCP proxy that knows Kafka's frames and can hold, drop, delay, duplicate or cut chosen requests.
+//! * [`kafka_cli`]: Kafka's own command-line tools, as an independent witness.
+//! * [`reader`]: a topic read to its end, `read_committed` or `read_uncommitted`.
 
+pub mod kafka_cli;
+pub mod proxy;
+pub mod reader;
+pub mod services;

@@ -1,0 +1,291 @@
+//! PostgreSQL for tests: the shared server and private ones.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use sqlx::Connection;
+
+use super::choice::{self, Runner};
+use super::container::{self, Container, Spec};
+use super::node::Node;
+use super::process::{Process, Program};
+use super::scratch::Scratch;
+use super::{images, ports};
+
+/// Members of this role need their password; everyone else is trusted. For tests with wrong credentials.
+pub const PASSWORD_ROLE: &str = "with_password";
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Settings of every server the tests start. No fsync: the tests crash processes, not the machine.
+const SETTINGS: &[(&str, &str)] = &[
+    ("wal_level", "logical"),
+    ("max_prepared_transactions", "10"),
+    ("max_connections", "200"),
+    ("fsync", "off"),
+    ("shared_buffers", "128MB"),
+    ("max_wal_size", "2GB"),
+    ("log_min_messages", "warning"),
+];
+
+/// Settings of a private server, on top of those every test server has. Defaults to none.
+#[derive(Clone, Debug, Default)]
+pub struct PostgresOptions {
+    /// `postgresql.conf` names and values.
+    pub settings: Vec<(String, String)>,
+}
+
+/// A PostgreSQL server. Dropped = stopped and removed, unless it came from the environment.
+#[derive(Debug)]
+pub struct Postgres {
+    url: String,
+    node: Option<Node>,
+    // after the node: its directory goes last
+    _scratch: Option<Scratch>,
+}
+
+impl Postgres {
+    /// Starts a private server: one that the test may crash.
+    ///
+    /// # Errors
+    /// Neither an engine nor PostgreSQL's programs are there, or the server did not come up; the text says what to do.
+    pub async fn start(options: PostgresOptions) -> Result<Self> {
+        let runner = Runner::choose().await;
+        let scratch = Scratch::new()?;
+        let port = ports::free(1)?[0];
+        let node = match runner {
+            Runner::Local => Node::Process(local(&scratch, port, &options).await?),
+            Runner::Containers => Node::Container(contained(&scratch, port, &options).await?),
+        };
+        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+        let postgres = Self {
+            url,
+            node: Some(node),
+            _scratch: Some(scratch),
+        };
+        postgres.wait_ready().await?;
+        let mut conn = sqlx::PgConnection::connect(&postgres.url).await?;
+        sqlx::query(sqlx::AssertSqlSafe(format!("CREATE ROLE {PASSWORD_ROLE}")))
+            .execute(&mut conn)
+            .await?;
+        conn.close().await?;
+        Ok(postgres)
+    }
+
+    /// The shared server: from the environment, or started.
+    pub(super) async fn shared() -> Result<Self> {
+        if let Ok(url) = std::env::var(choice::POSTGRES_URL) {
+            choice::announce("PostgreSQL", choice::POSTGRES_URL);
+            let postgres = Self {
+                url,
+                node: None,
+                _scratch: None,
+            };
+            postgres.wait_ready().await?;
+            return Ok(postgres);
+        }
+        choice::announce("PostgreSQL", Runner::choose().await);
+        Self::start(PostgresOptions::default()).await
+    }
+
+    /// URL of the administrator's database.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Stops it at once, as `pg_ctl stop -m immediate` does: no checkpoint, open transactions are gone, recovery at the
+    /// next start.
+    ///
+    /// # Errors
+    /// The server is not ours (environment), or is not running.
+    pub async fn crash(&self) -> Result<()> {
+        self.node()?.stop("QUIT", Duration::from_secs(30)).await
+    }
+
+    /// Stops it in an orderly way (`-m fast`): sessions are ended, a checkpoint is written.
+    ///
+    /// # Errors
+    /// As [`Postgres::crash`].
+    pub async fn stop(&self) -> Result<()> {
+        self.node()?.stop("INT", Duration::from_secs(60)).await
+    }
+
+    /// Starts it after [`Postgres::crash`] or [`Postgres::stop`] and waits until it answers. Same port, same data.
+    ///
+    /// # Errors
+    /// It did not come up.
+    pub async fn start_again(&self) -> Result<()> {
+        self.node()?.start_again().await?;
+        self.wait_ready().await
+    }
+
+    fn node(&self) -> Result<&Node> {
+        self.node
+            .as_ref()
+            .context("this PostgreSQL comes from the environment: start a private one to stop it")
+    }
+
+    async fn wait_ready(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let refused = match sqlx::PgConnection::connect(&self.url).await {
+                Ok(conn) => return Ok(conn.close().await?),
+                Err(refused) => refused,
+            };
+            if let Some(node) = &self.node {
+                node.check_alive().await?;
+            }
+            if Instant::now() > deadline {
+                return Err(refused).context("PostgreSQL does not answer");
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+}
+
+fn server_arguments(port: u16, listen: &str, options: &PostgresOptions) -> Vec<String> {
+    let mut arguments = vec!["-p".to_owned(), port.to_string()];
+    let fixed = SETTINGS
+        .iter()
+        .map(|(n, v)| ((*n).to_owned(), (*v).to_owned()));
+    let listen = ("listen_addresses".to_owned(), listen.to_owned());
+    for (name, value) in fixed
+        .chain([listen])
+        .chain(options.settings.iter().cloned())
+    {
+        arguments.extend(["-c".to_owned(), format!("{name}={value}")]);
+    }
+    arguments
+}
+
+/// The password rule goes before the rules of `initdb -A trust`.
+fn access_rule() -> String {
+    format!(
+        "host all +{PASSWORD_ROLE} all scram-sha-256\nhost all all all trust\nlocal all all trust\n"
+    )
+}
+
+async fn local(scratch: &Scratch, port: u16, options: &PostgresOptions) -> Result<Process> {
+    let programs = programs()?;
+    let user = unprivileged()?;
+    let data = scratch.dir().join("data");
+    if let Some((uid, gid)) = user {
+        std::os::unix::fs::chown(scratch.dir(), Some(uid), Some(gid))?;
+    }
+    let mut initdb = Command::new(programs.join("initdb"));
+    initdb
+        .args([
+            "-A",
+            "trust",
+            "-U",
+            "postgres",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "-N",
+            "-D",
+        ])
+        .arg(&data);
+    initdb.current_dir(scratch.dir());
+    if let Some((uid, gid)) = user {
+        use std::os::unix::process::CommandExt;
+        initdb.uid(uid).gid(gid);
+    }
+    let output = tokio::task::spawn_blocking(move || initdb.output()).await??;
+    if !output.status.success() {
+        bail!("initdb: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    std::fs::write(data.join("pg_hba.conf"), access_rule())?;
+
+    let mut argv = vec![
+        programs.join("postgres").display().to_string(),
+        "-D".to_owned(),
+        data.display().to_string(),
+    ];
+    argv.extend(server_arguments(port, "127.0.0.1", options));
+    argv.extend([
+        "-c".to_owned(),
+        format!("unix_socket_directories={}", scratch.dir().display()),
+    ]);
+    Process::start(Program {
+        name: "postgres".to_owned(),
+        scratch: scratch.dir().to_owned(),
+        argv,
+        user,
+        end_signal: "QUIT",
+    })
+}
+
+async fn contained(scratch: &Scratch, port: u16, options: &PostgresOptions) -> Result<Container> {
+    let home = container::home();
+    let data = "/tmp/oncebox-data";
+    let arguments = server_arguments(port, "*", options).join("' '");
+    let script = format!(
+        "PATH=\"$PATH:$(ls -d /usr/lib/postgresql/*/bin 2>/dev/null | tail -1)\"\n\
+         [ -e {data}/PG_VERSION ] || initdb -A trust -U postgres -E UTF8 --locale=C -N -D {data} >/dev/null || exit 1\n\
+         cp {home}/pg_hba.conf {data}/pg_hba.conf\n\
+         exec postgres -D {data} -c unix_socket_directories=/tmp '{arguments}'",
+        home = home.display(),
+    );
+    Container::start(Spec {
+        image: images::postgres().await?,
+        script,
+        user: Some("postgres"),
+        files: vec![(
+            home.join("pg_hba.conf").display().to_string(),
+            access_rule(),
+        )],
+        ports: vec![port],
+        network_of: None,
+        label: scratch.container_label()?,
+    })
+    .await
+}
+
+/// The directory of `initdb` and `postgres`: Debian keeps them out of the path, one directory per version.
+fn programs() -> Result<PathBuf> {
+    let mut candidates: Vec<PathBuf> = std::fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path().join("bin")))
+        .collect();
+    candidates.sort_by_key(|bin| version_of(bin));
+    candidates.reverse();
+    candidates.extend(std::env::split_paths(
+        &std::env::var_os("PATH").unwrap_or_default(),
+    ));
+    candidates
+        .into_iter()
+        .find(|bin| bin.join("initdb").is_file() && bin.join("postgres").is_file())
+        .context("PostgreSQL's programs are missing: install the Debian package `postgresql`, or start a Docker engine")
+}
+
+fn version_of(bin: &Path) -> u32 {
+    bin.parent()
+        .and_then(Path::file_name)
+        .and_then(|v| v.to_str())
+        .and_then(|v| v.parse().ok())
+        .unwrap_or(0)
+}
+
+/// PostgreSQL refuses to run as root: the ids of user `postgres` when we are root.
+fn unprivileged() -> Result<Option<(u32, u32)>> {
+    if id(&["-u"])? != 0 {
+        return Ok(None);
+    }
+    let (uid, gid) = (id(&["-u", "postgres"]), id(&["-g", "postgres"]));
+    Ok(Some((
+        uid.context("no user `postgres` to run PostgreSQL as")?,
+        gid?,
+    )))
+}
+
+fn id(arguments: &[&str]) -> Result<u32> {
+    let output = Command::new("id")
+        .args(arguments)
+        .output()
+        .context("cannot run `id`")?;
+    Ok(String::from_utf8_lossy(&output.stdout).trim().parse()?)
+}
