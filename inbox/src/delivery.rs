@@ -1,0 +1,167 @@
+//! One delivered message, as the handler sees it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use oncebox_kafka::envelope::{self, EnvelopeError};
+use serde::de::DeserializeOwned;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use crate::error::Error;
+use crate::foreign::{self, ForeignId};
+use crate::handler::HandlerError;
+
+/// One delivery of one message. Cloning is cheap: the bytes are shared.
+///
+/// A message can be delivered many times; its handler's effect commits once.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Delivery {
+    /// Topic.
+    pub topic: Arc<str>,
+    /// Partition of the topic.
+    pub partition: i32,
+    /// Offset in the partition.
+    pub offset: i64,
+    /// Kafka's timestamp of the record, in milliseconds since the Unix epoch.
+    pub timestamp_ms: Option<i64>,
+    /// Key.
+    pub key: Option<Bytes>,
+    /// Payload; `None` is a tombstone.
+    pub payload: Option<Bytes>,
+    /// All headers of the record in their order, the envelope's included.
+    pub headers: Arc<[(String, Option<Bytes>)]>,
+    /// The message's identity: from the envelope, or as [`ForeignId`] says.
+    pub message_id: Uuid,
+    /// The message's type, as given to `Message::kind` when it was enqueued.
+    pub kind: Option<String>,
+    /// Name of the outbox it came from.
+    pub source: Option<String>,
+    /// Epoch of that outbox: raised when its ids may be issued twice.
+    pub source_epoch: Option<i64>,
+    /// The message's id in that outbox.
+    pub outbox_id: Option<i64>,
+    /// When the message was enqueued.
+    pub created_at: Option<OffsetDateTime>,
+    /// W3C trace context of the transaction that enqueued it.
+    pub traceparent: Option<String>,
+    /// W3C trace state.
+    pub tracestate: Option<String>,
+    /// Which call of the handler for this delivery this is, from 1. Counted by this process: a restart or a rebalance
+    /// starts again at 1.
+    pub attempt: u32,
+}
+
+impl Delivery {
+    /// The payload parsed as JSON.
+    ///
+    /// # Errors
+    ///
+    /// [`HandlerError::Fatal`] when the payload is missing or does not parse: the message would never parse, so it is a dead
+    /// letter and not a loop.
+    pub fn json<T: DeserializeOwned>(&self) -> Result<T, HandlerError> {
+        let payload = self
+            .payload
+            .as_deref()
+            .ok_or_else(|| HandlerError::fatal("a tombstone has no payload to parse"))?;
+        Ok(serde_json::from_slice(payload)?)
+    }
+
+    /// The value of the first header of this name.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.headers
+            .iter()
+            .find(|(n, _)| n == name)
+            .and_then(|(_, value)| value.as_deref())
+    }
+}
+
+/// What a record turned out to be.
+#[derive(Debug)]
+pub(crate) enum Identified {
+    /// A message with an identity.
+    Known(Delivery),
+    /// A record that must not be handled; a dead letter, under an id made from its place.
+    Unusable(Delivery, String),
+}
+
+/// Gives a record its identity.
+///
+/// # Errors
+///
+/// [`Error::UnknownEnvelope`] for an envelope version this build does not know. That is a deployment in the wrong order and not
+/// a poison message: it stops the consumer, so that a whole topic does not end up in the dead-letter table.
+pub(crate) fn identify(
+    message: &oncebox_kafka::Message,
+    topic_id: &str,
+    policy: &ForeignId,
+) -> Result<Identified, Error> {
+    let mut delivery = Delivery {
+        topic: Arc::clone(&message.topic),
+        partition: message.partition,
+        offset: message.offset,
+        timestamp_ms: (message.timestamp_ms >= 0).then_some(message.timestamp_ms),
+        key: message.key.clone(),
+        payload: message.payload.clone(),
+        headers: message.headers.clone().into(),
+        message_id: foreign::by_place(topic_id, message.partition, message.offset),
+        kind: None,
+        source: None,
+        source_epoch: None,
+        outbox_id: None,
+        created_at: None,
+        traceparent: text(message, "traceparent"),
+        tracestate: text(message, "tracestate"),
+        attempt: 1,
+    };
+    match envelope::decode(&message.headers) {
+        Ok(Some(decoded)) => {
+            delivery.message_id = decoded.message_id;
+            delivery.kind = decoded.kind;
+            delivery.source = Some(decoded.source);
+            delivery.source_epoch = Some(decoded.source_epoch);
+            delivery.outbox_id = Some(decoded.outbox_id);
+            delivery.created_at = OffsetDateTime::from_unix_timestamp_nanos(
+                i128::from(decoded.created_at_micros) * 1_000,
+            )
+            .ok();
+            Ok(Identified::Known(delivery))
+        }
+        Ok(None) => Ok(match policy {
+            ForeignId::PartitionOffset => Identified::Known(delivery),
+            ForeignId::Header(name) => match delivery.header(name) {
+                Some(value) => {
+                    delivery.message_id = foreign::by_header(name, value);
+                    Identified::Known(delivery)
+                }
+                None => Identified::Unusable(
+                    delivery,
+                    format!("no Oncebox envelope and no header `{name}` to know the message by"),
+                ),
+            },
+            ForeignId::Refuse => Identified::Unusable(
+                delivery,
+                "no Oncebox envelope, and messages without one are refused here".to_owned(),
+            ),
+        }),
+        Err(problem @ EnvelopeError::UnknownVersion { .. }) => Err(Error::UnknownEnvelope {
+            topic: message.topic.to_string(),
+            partition: message.partition,
+            offset: message.offset,
+            problem: problem.to_string(),
+        }),
+        Err(problem) => Ok(Identified::Unusable(delivery, problem.to_string())),
+    }
+}
+
+fn text(message: &oncebox_kafka::Message, name: &str) -> Option<String> {
+    message
+        .headers
+        .iter()
+        .find(|(n, _)| n == name)
+        .and_then(|(_, v)| v.as_deref())
+        .and_then(|v| std::str::from_utf8(v).ok())
+        .map(str::to_owned)
+}

@@ -1,0 +1,348 @@
+//! The builder, and the start of a consumer.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncebox_migrations::Names;
+use sqlx::{Pool, Transaction};
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
+
+use crate::InboxStore;
+use crate::delivery::Delivery;
+use crate::error::Error;
+use crate::feed::KafkaFeed;
+use crate::foreign::ForeignId;
+use crate::handler::{Handler, HandlerFuture};
+use crate::process::Processor;
+use crate::retry::RetryPolicy;
+use crate::stats::Stats;
+use crate::step::StepHook;
+use crate::worker::{Settings, Worker};
+
+/// librdkafka's default of `max.poll.interval.ms`.
+const MAX_POLL_INTERVAL: Duration = Duration::from_secs(300);
+
+/// A consumer in the making: what it is called, what it reads, and how it treats failures.
+///
+/// See the [crate's page](crate) for the whole picture.
+#[derive(Clone)]
+pub struct Inbox<D: InboxStore> {
+    pool: Pool<D>,
+    kafka: oncebox_kafka::Config,
+    names: Names,
+    consumer: String,
+    topics: Vec<String>,
+    retry: RetryPolicy,
+    foreign_id: ForeignId,
+    idle_limit: Duration,
+    check_interval: Duration,
+    shutdown_grace: Duration,
+    on_step: Option<StepHook>,
+    stats: Stats,
+}
+
+impl<D: InboxStore> fmt::Debug for Inbox<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox")
+            .field("consumer", &self.consumer)
+            .field("topics", &self.topics)
+            .field("kafka", &self.kafka)
+            .field("names", &self.names)
+            .field("retry", &self.retry)
+            .field("foreign_id", &self.foreign_id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<D: InboxStore> Inbox<D> {
+    /// A consumer that keeps its marks and positions in the database of `pool`, which is also the database its handler
+    /// writes to. One connection is used at a time; a few more let the pool replace a broken one.
+    #[must_use]
+    pub fn new(pool: Pool<D>, kafka: oncebox_kafka::Config) -> Self {
+        Self {
+            pool,
+            kafka,
+            names: Names::default(),
+            consumer: String::new(),
+            topics: Vec::new(),
+            retry: RetryPolicy::default(),
+            foreign_id: ForeignId::default(),
+            idle_limit: Duration::from_secs(60),
+            check_interval: Duration::from_secs(3),
+            shutdown_grace: Duration::from_secs(20),
+            on_step: None,
+            stats: Stats::default(),
+        }
+    }
+
+    /// The consumer's name: key of its marks and positions, and Kafka's `group.id`. Required;
+    /// `^[a-z0-9][a-z0-9._-]{0,99}$`. Processes with the same name share the partitions.
+    #[must_use]
+    pub fn consumer(mut self, name: impl Into<String>) -> Self {
+        self.consumer = name.into();
+        self
+    }
+
+    /// A topic to read. At least one; call it again for more.
+    #[must_use]
+    pub fn topic(mut self, topic: impl Into<String>) -> Self {
+        self.topics.push(topic.into());
+        self
+    }
+
+    /// Schema and prefix of the Oncebox tables. Defaults to `public` and `oncebox_`.
+    #[must_use]
+    pub fn names(mut self, names: Names) -> Self {
+        self.names = names;
+        self
+    }
+
+    /// How often a handler that reports a retriable error is called again. Defaults to [`RetryPolicy::default`].
+    #[must_use]
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.retry = policy;
+        self
+    }
+
+    /// How messages without an Oncebox envelope are known. Defaults to [`ForeignId::PartitionOffset`].
+    #[must_use]
+    pub fn foreign_id(mut self, policy: ForeignId) -> Self {
+        self.foreign_id = policy;
+        self
+    }
+
+    /// PostgreSQL ends a session of this consumer that is idle inside a transaction for longer than this
+    /// (`idle_in_transaction_session_timeout`, set for each transaction): a stopped process cannot keep a row locked that the
+    /// partition's next owner needs (G6). Must be below Kafka's `max.poll.interval.ms`, and above the longest time a handler
+    /// spends between two statements. Defaults to 60 s. SQLite has no such limit.
+    #[must_use]
+    pub fn transaction_idle_limit(mut self, limit: Duration) -> Self {
+        self.idle_limit = limit;
+        self
+    }
+
+    /// How often the position row of an idle partition is read, to notice a restored database or another owner. Defaults
+    /// to 3 s.
+    #[must_use]
+    pub fn check_interval(mut self, interval: Duration) -> Self {
+        self.check_interval = interval;
+        self
+    }
+
+    /// How long a shutdown waits for the running handler before its transaction is rolled back. Defaults to 20 s.
+    #[must_use]
+    pub fn shutdown_grace(mut self, grace: Duration) -> Self {
+        self.shutdown_grace = grace;
+        self
+    }
+
+    /// Calls `hook` at every [`Step`](crate::Step) of every delivery. For tests and fault injection.
+    #[must_use]
+    pub fn on_step(mut self, hook: StepHook) -> Self {
+        self.on_step = Some(hook);
+        self
+    }
+
+    /// The function that is called for each message, with the transaction that also holds the dedup mark and the position.
+    ///
+    /// Write through `tx` and nothing else: what goes elsewhere can happen twice. Its future may be dropped at any await
+    /// (revoked partition, end of a shutdown's grace); the transaction is then rolled back. It must not block its thread.
+    ///
+    /// ```
+    /// # use oncebox_inbox::{Delivery, HandlerError, Inbox};
+    /// # fn example(pool: sqlx::PgPool, kafka: oncebox_kafka::Config) {
+    /// let consumer = Inbox::new(pool, kafka)
+    ///     .consumer("points")
+    ///     .topic("orders")
+    ///     .handle(|tx, delivery| Box::pin(async move {
+    ///         sqlx::query("UPDATE points SET total = total + 1").execute(&mut **tx).await?;
+    ///         Ok(())
+    ///     }));
+    /// # let _ = consumer; }
+    /// ```
+    #[must_use]
+    pub fn handle<F>(self, handler: F) -> Consumer<D>
+    where
+        F: for<'a> Fn(&'a mut Transaction<'static, D>, Delivery) -> HandlerFuture<'a>
+            + Send
+            + Sync
+            + 'static,
+    {
+        Consumer {
+            inbox: self,
+            handler: Arc::new(handler),
+        }
+    }
+
+    /// Checks everything that needs no connection.
+    fn check(&self) -> Result<(), Error> {
+        check_consumer(&self.consumer)?;
+        if self.topics.is_empty() {
+            return Err(Error::config(
+                "topic",
+                "is missing: name at least one with `.topic(…)`",
+            ));
+        }
+        if let Some(topic) = self.topics.iter().find(|t| t.is_empty()) {
+            return Err(Error::config(
+                "topic",
+                format!("{topic:?} is no topic name"),
+            ));
+        }
+        if self.retry.attempts == 0 {
+            return Err(Error::config(
+                "retry",
+                "attempts is 0: the handler is called at least once",
+            ));
+        }
+        if self.check_interval.is_zero() {
+            return Err(Error::config(
+                "check_interval",
+                "is 0: the row would be read without a pause",
+            ));
+        }
+        let max_poll = self.max_poll_interval()?;
+        if self.idle_limit.is_zero() || self.idle_limit >= max_poll {
+            return Err(Error::config(
+                "transaction_idle_limit",
+                format!(
+                    "is {} ms; it must be above 0 and below Kafka's max.poll.interval.ms ({} ms), or a stopped process could block the next owner of its partition",
+                    self.idle_limit.as_millis(),
+                    max_poll.as_millis()
+                ),
+            ));
+        }
+        self.kafka
+            .check()
+            .map_err(|e| Error::kafka("use the Kafka configuration", e))
+    }
+
+    fn max_poll_interval(&self) -> Result<Duration, Error> {
+        const NAME: &str = "max.poll.interval.ms";
+        let properties = &self.kafka.properties;
+        let set = properties
+            .get(NAME)
+            .or_else(|| properties.get("kafka.max.poll.interval.ms"));
+        let Some(text) = set else {
+            return Ok(MAX_POLL_INTERVAL);
+        };
+        let millis = text
+            .parse()
+            .map_err(|_| Error::config(NAME, format!("{text:?} is no number")))?;
+        Ok(Duration::from_millis(millis))
+    }
+}
+
+/// `^[a-z0-9][a-z0-9._-]{0,99}$`
+pub(crate) fn check_consumer(name: &str) -> Result<(), Error> {
+    let legal = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    let problem = if name.is_empty() {
+        "is missing: name the consumer, for example `.consumer(\"inventory\")`".to_owned()
+    } else if name.len() > 100 {
+        format!("is {} characters long, the limit is 100", name.len())
+    } else if !legal(name.as_bytes()[0])
+        || !name
+            .bytes()
+            .all(|b| legal(b) || matches!(b, b'.' | b'_' | b'-'))
+    {
+        format!("{name:?} is not allowed: a-z, 0-9 and after the first character . _ -")
+    } else {
+        return Ok(());
+    };
+    Err(Error::config("consumer", problem))
+}
+
+/// A consumer that is ready to run.
+#[must_use = "nothing happens before `run`"]
+pub struct Consumer<D: InboxStore> {
+    inbox: Inbox<D>,
+    handler: Handler<D>,
+}
+
+impl<D: InboxStore> fmt::Debug for Consumer<D> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inbox.fmt(f)
+    }
+}
+
+impl<D: InboxStore> Consumer<D> {
+    /// The live counters of this consumer.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.inbox.stats.clone()
+    }
+
+    /// Consumes until `shutdown` is cancelled: then the running message is finished, offsets are committed, and the group
+    /// is left. Outages of the database and of Kafka are waited out.
+    ///
+    /// # Errors
+    ///
+    /// What needs somebody's decision or a correction, see [`Error`]. Nothing is lost by an error: what the database has not
+    /// settled is delivered again after the next start.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future is a shutdown that nobody waits for: the consumer's thread finishes the running message and
+    /// leaves the group.
+    pub async fn run(self, shutdown: CancellationToken) -> Result<(), Error> {
+        let Self { inbox, handler } = self;
+        inbox.check()?;
+        let mut conn = inbox
+            .pool
+            .acquire()
+            .await
+            .map_err(|e| Error::database("connect to the database", e))?;
+        D::check(&mut conn, &inbox.names).await?;
+        drop(conn);
+        for topic in &inbox.topics {
+            let id = oncebox_kafka::topic_id(&inbox.kafka, topic)
+                .await
+                .map_err(|e| Error::kafka("look for a topic", e))?;
+            if id.is_none() {
+                return Err(Error::UnknownTopic {
+                    topic: topic.clone(),
+                });
+            }
+        }
+        let stop = shutdown.child_token();
+        let _stop_when_dropped = stop.clone().drop_guard();
+        let (answer, result) = tokio::sync::oneshot::channel();
+        let runtime = Handle::current();
+        std::thread::Builder::new()
+            .name(format!("inbox {}", inbox.consumer))
+            .spawn(move || {
+                let _ = answer.send(consume(inbox, handler, runtime, stop));
+            })
+            .map_err(|_| Error::Thread)?;
+        result.await.map_err(|_| Error::Thread)?
+    }
+}
+
+/// The life of the consumer's thread.
+fn consume<D: InboxStore>(
+    inbox: Inbox<D>,
+    handler: Handler<D>,
+    runtime: Handle,
+    stop: CancellationToken,
+) -> Result<(), Error> {
+    let Inbox { kafka, topics, .. } = &inbox;
+    let feed = KafkaFeed::subscribe(kafka.clone(), &inbox.consumer, topics, runtime.clone())
+        .map_err(|e| Error::kafka("create the Kafka consumer", e))?;
+    let processor = Processor {
+        statements: D::statements(&inbox.names, inbox.idle_limit),
+        pool: inbox.pool,
+        handler,
+        on_step: inbox.on_step,
+        idle_limit: inbox.idle_limit,
+    };
+    let settings = Settings {
+        consumer: inbox.consumer.into(),
+        retry: inbox.retry,
+        foreign_id: inbox.foreign_id,
+        check_interval: inbox.check_interval,
+        shutdown_grace: inbox.shutdown_grace,
+    };
+    Worker::new(feed, processor, settings, runtime, stop, inbox.stats).run()
+}

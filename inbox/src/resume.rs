@@ -1,0 +1,423 @@
+//! The way out when a partition stopped: write the position somebody has chosen (`oncebox inbox resume`).
+//!
+//! [`plan`] shows what would change and changes nothing; [`apply`] writes the rows. Each row gets a new owner token and the next
+//! `seq`, so that a consumer that is running at the time notices, rolls back and starts again at the new position (G6).
+//!
+//! Marks stay. Going back therefore repeats nothing that was already handled within the dedup window: such messages are
+//! recognised as duplicates. Going forward skips what lies between, which is why the plan counts it.
+//!
+//! ```no_run
+//! use oncebox_inbox::resume::{self, From, Request};
+//! # async fn example(pool: sqlx::PgPool, kafka: oncebox_kafka::Config) -> Result<(), oncebox_inbox::Error> {
+//! let request = Request::new(pool, kafka).consumer("inventory").topic("orders");
+//! println!("{}", resume::plan(&request, From::Earliest).await?);
+//! resume::apply(&request, From::Earliest).await?;
+//! # Ok(()) }
+//! ```
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use oncebox_kafka::Stability;
+use oncebox_migrations::Names;
+use sqlx::Pool;
+use time::OffsetDateTime;
+use time::format_description::well_known::Rfc3339;
+use uuid::Uuid;
+
+use crate::InboxStore;
+use crate::error::Error;
+use crate::inbox::check_consumer;
+use crate::position::{Key, Row};
+
+/// Longest wait for an answer of Kafka.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Where to go on. `FromStr` reads `earliest`, `latest`, `committed`, an offset, or an RFC 3339 time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    /// The first offset that is still there.
+    Earliest,
+    /// The end: everything there is now is skipped.
+    Latest,
+    /// The offset that the Kafka group has committed: adopts an existing group.
+    Committed,
+    /// This offset; needs a partition, unless the topic has only one.
+    Offset(i64),
+    /// The first record at or after this time.
+    Time(OffsetDateTime),
+}
+
+impl fmt::Display for From {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Earliest => f.write_str("earliest"),
+            Self::Latest => f.write_str("latest"),
+            Self::Committed => f.write_str("committed"),
+            Self::Offset(offset) => offset.fmt(f),
+            Self::Time(at) => f.write_str(&at.format(&Rfc3339).map_err(|_| fmt::Error)?),
+        }
+    }
+}
+
+/// The text names no place to go on.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{text:?} is none of earliest, latest, committed, an offset (a number from 0), a time (2026-11-29T20:21:53Z)"
+)]
+pub struct UnknownFrom {
+    text: String,
+}
+
+impl FromStr for From {
+    type Err = UnknownFrom;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let unknown = || UnknownFrom {
+            text: text.to_owned(),
+        };
+        match text {
+            "earliest" => Ok(Self::Earliest),
+            "latest" => Ok(Self::Latest),
+            "committed" => Ok(Self::Committed),
+            _ => match text.parse::<i64>() {
+                Ok(offset) if offset >= 0 => Ok(Self::Offset(offset)),
+                Ok(_) => Err(unknown()),
+                Err(_) => OffsetDateTime::parse(text, &Rfc3339)
+                    .map(Self::Time)
+                    .map_err(|_| unknown()),
+            },
+        }
+    }
+}
+
+/// Which positions are meant.
+#[derive(Clone, Debug)]
+pub struct Request<D: InboxStore> {
+    pool: Pool<D>,
+    kafka: oncebox_kafka::Config,
+    names: Names,
+    consumer: String,
+    topic: String,
+    partition: Option<i32>,
+}
+
+impl<D: InboxStore> Request<D> {
+    /// Positions in this database, of topics in this Kafka.
+    #[must_use]
+    pub fn new(pool: Pool<D>, kafka: oncebox_kafka::Config) -> Self {
+        Self {
+            pool,
+            kafka,
+            names: Names::default(),
+            consumer: String::new(),
+            topic: String::new(),
+            partition: None,
+        }
+    }
+
+    /// Schema and prefix of the Oncebox tables. Defaults to `public` and `oncebox_`.
+    #[must_use]
+    pub fn names(mut self, names: Names) -> Self {
+        self.names = names;
+        self
+    }
+
+    /// The consumer. Required.
+    #[must_use]
+    pub fn consumer(mut self, name: impl Into<String>) -> Self {
+        self.consumer = name.into();
+        self
+    }
+
+    /// The topic. Required.
+    #[must_use]
+    pub fn topic(mut self, topic: impl Into<String>) -> Self {
+        self.topic = topic.into();
+        self
+    }
+
+    /// One partition. Defaults to all of the topic.
+    #[must_use]
+    pub fn partition(mut self, partition: i32) -> Self {
+        self.partition = Some(partition);
+        self
+    }
+}
+
+/// What a resume changes. `Display` is the dry run's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Plan {
+    /// The consumer.
+    pub consumer: String,
+    /// The topic.
+    pub topic: String,
+    /// Kafka's id of the topic, recorded in the rows.
+    pub topic_id: String,
+    /// One entry per partition, in order.
+    pub partitions: Vec<Change>,
+}
+
+/// What a resume changes for one partition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Change {
+    /// The partition.
+    pub partition: i32,
+    /// First offset that is still there.
+    pub low: i64,
+    /// Offset after the last record.
+    pub high: i64,
+    /// The position so far, and the id of the topic it belongs to; `None` when there is no row.
+    pub before: Option<(i64, String)>,
+    /// The offset the Kafka group has committed.
+    pub committed: Option<i64>,
+    /// The position to write.
+    pub next: i64,
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "consumer {}, topic {} (id {})",
+            self.consumer, self.topic, self.topic_id
+        )?;
+        for c in &self.partitions {
+            write!(f, "  partition {}: ", c.partition)?;
+            match &c.before {
+                Some((before, _)) => write!(f, "{before} -> {}", c.next)?,
+                None => write!(f, "no position -> {}", c.next)?,
+            }
+            write!(f, " (Kafka holds {}..{}", c.low, c.high)?;
+            if let Some(committed) = c.committed {
+                write!(f, ", group at {committed}")?;
+            }
+            f.write_str(")")?;
+            match &c.before {
+                Some((_, id)) if *id != self.topic_id => {
+                    write!(f, ": another topic, id {id}, so far")?
+                }
+                Some((before, _)) if c.next > *before => {
+                    write!(f, ": skips {} offsets", c.next - before)?;
+                }
+                Some((before, _)) if c.next < *before => write!(
+                    f,
+                    ": {} offsets come again, those still marked as handled are recognised",
+                    before - c.next
+                )?,
+                Some(_) => f.write_str(": unchanged")?,
+                None if c.next > c.low => write!(f, ": skips {} offsets", c.next - c.low)?,
+                None => {}
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}
+
+/// Shows what [`apply`] would do.
+///
+/// # Errors
+///
+/// [`Error::Config`] when the request is incomplete or the chosen place does not exist, [`Error::UnknownTopic`],
+/// [`Error::Schema`], or what the database or Kafka answered.
+///
+/// # Cancel safety
+///
+/// Reads only.
+pub async fn plan<D: InboxStore>(request: &Request<D>, from: From) -> Result<Plan, Error> {
+    check_consumer(&request.consumer)?;
+    let mut conn = request
+        .pool
+        .acquire()
+        .await
+        .map_err(|e| Error::database("connect to the database", e))?;
+    D::check(&mut conn, &request.names).await?;
+    let statements = D::statements(&request.names, Duration::from_secs(60));
+    let topic = &request.topic;
+    let topic_id = oncebox_kafka::topic_id(&request.kafka, topic)
+        .await
+        .map_err(|e| Error::kafka("look for a topic", e))?
+        .ok_or_else(|| Error::UnknownTopic {
+            topic: topic.clone(),
+        })?;
+    let mut plan = Plan {
+        consumer: request.consumer.clone(),
+        topic: topic.clone(),
+        topic_id,
+        partitions: Vec::new(),
+    };
+    for partition in partitions(request, from).await? {
+        let key = key(request, partition);
+        let row = D::read(&mut conn, &statements, &key)
+            .await
+            .map_err(|e| Error::database("read a position", e))?;
+        let committed = oncebox_kafka::committed(
+            &request.kafka,
+            &request.consumer,
+            topic,
+            partition,
+            Stability::Any,
+            PATIENCE,
+        )
+        .await
+        .map_err(|e| Error::kafka("read the group's offset", e))?
+        .map(|(offset, _)| offset);
+        let place = place(request, partition, from).await?;
+        plan.partitions.push(Change {
+            partition,
+            low: place.low,
+            high: place.high,
+            before: row.map(|row| (row.next, row.topic_id)),
+            committed,
+            next: choose(partition, from, &place, committed)?,
+        });
+    }
+    Ok(plan)
+}
+
+/// Writes the positions, all or none, and returns what was changed.
+///
+/// # Errors
+///
+/// As [`plan`].
+///
+/// # Cancel safety
+///
+/// One transaction: it happened or it did not; `plan` shows which.
+pub async fn apply<D: InboxStore>(request: &Request<D>, from: From) -> Result<Plan, Error> {
+    let plan = plan(request, from).await?;
+    let statements = D::statements(&request.names, Duration::from_secs(60));
+    let failed = |e| Error::database("write a position", e);
+    let mut tx = D::begin(&request.pool, &statements).await.map_err(failed)?;
+    for change in &plan.partitions {
+        let row = Row {
+            topic_id: plan.topic_id.clone(),
+            next: change.next,
+            seq: 0,
+            owner: Uuid::new_v4(),
+        };
+        let key = key(request, change.partition);
+        D::put(&mut tx, &statements, &key, &row)
+            .await
+            .map_err(failed)?;
+    }
+    tx.commit().await.map_err(failed)?;
+    Ok(plan)
+}
+
+fn key<D: InboxStore>(request: &Request<D>, partition: i32) -> Key {
+    Key {
+        consumer: Arc::from(request.consumer.as_str()),
+        topic: Arc::from(request.topic.as_str()),
+        partition,
+    }
+}
+
+/// What Kafka says about a partition.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    low: i64,
+    high: i64,
+    /// First record at or after the chosen time, if a time was chosen.
+    at_time: Option<i64>,
+}
+
+/// The partitions a request is about.
+async fn partitions<D: InboxStore>(request: &Request<D>, from: From) -> Result<Vec<i32>, Error> {
+    let cluster = oncebox_kafka::cluster(&request.kafka, PATIENCE)
+        .await
+        .map_err(|e| Error::kafka("describe the cluster", e))?;
+    let topic = cluster.topics.into_iter().find(|t| t.name == request.topic);
+    let count = topic.map_or(0, |t| i32::try_from(t.partitions).unwrap_or(i32::MAX));
+    match request.partition {
+        Some(one) if (0..count).contains(&one) => Ok(vec![one]),
+        Some(one) => Err(Error::config(
+            "partition",
+            format!("{one} does not exist: the topic has {count} partitions, counted from 0"),
+        )),
+        None if matches!(from, From::Offset(_)) && count > 1 => Err(Error::config(
+            "partition",
+            format!("is missing: an offset belongs to one partition, and the topic has {count}"),
+        )),
+        None => Ok((0..count).collect()),
+    }
+}
+
+async fn place<D: InboxStore>(
+    _request: &Request<D>,
+    _partition: i32,
+    _from: From,
+) -> Result<Place, Error> {
+    Err(Error::Thread)
+}
+
+/// The position to write.
+fn choose(partition: i32, from: From, place: &Place, committed: Option<i64>) -> Result<i64, Error> {
+    let next = match from {
+        From::Earliest => place.low,
+        From::Latest => place.high,
+        From::Offset(offset) => offset,
+        // No record at or after the time: everything is older.
+        From::Time(_) => place.at_time.unwrap_or(place.high),
+        From::Committed => committed.ok_or_else(|| {
+            Error::config(
+                "from",
+                format!("committed: the group has no offset for partition {partition}; choose another place for it with --partition {partition}"),
+            )
+        })?,
+    };
+    if (place.low..=place.high).contains(&next) {
+        return Ok(next);
+    }
+    Err(Error::config(
+        "from",
+        format!(
+            "offset {next} is outside partition {partition}, which holds {}..{}",
+            place.low, place.high
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_place_has_a_text() {
+        for text in [
+            "earliest",
+            "latest",
+            "committed",
+            "17",
+            "2026-11-29T20:21:53Z",
+        ] {
+            assert_eq!(text.parse::<From>().unwrap().to_string(), text);
+        }
+        for text in ["", "-1", "newest", "2026-11-29"] {
+            let error = text.parse::<From>().unwrap_err();
+            assert!(error.to_string().contains("earliest"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_place_outside_the_partition_is_refused() {
+        let place = Place {
+            low: 5,
+            high: 10,
+            at_time: None,
+        };
+        assert_eq!(choose(0, From::Earliest, &place, None).unwrap(), 5);
+        assert_eq!(choose(0, From::Latest, &place, None).unwrap(), 10);
+        assert_eq!(choose(0, From::Committed, &place, Some(7)).unwrap(), 7);
+        assert_eq!(choose(0, From::Offset(10), &place, None).unwrap(), 10);
+        let error = choose(3, From::Offset(11), &place, None).unwrap_err();
+        assert!(error.to_string().contains("5..10"), "{error}");
+        let error = choose(3, From::Committed, &place, None).unwrap_err();
+        assert!(error.to_string().contains("--partition 3"), "{error}");
+    }
+}
