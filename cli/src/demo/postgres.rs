@@ -1,0 +1,288 @@
+//! The shop on PostgreSQL: two schemas, one per service.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context;
+use oncebox_inbox::resume::{self, From, Request};
+use oncebox_inbox::{HandlerError, Inbox};
+use oncebox_migrations::{Dialect, Names};
+use oncebox_outbox::{Message, Outbox};
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{
+    AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, Postgres, Transaction,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::audit::{Balances, Effect, Order};
+use super::shop::{Basket, Ending, INITIAL_STOCK, KIND, OrderPlaced, Running, SKUS, Shop, Wiring};
+
+/// The pools set `search_path`, so that this text needs no schema.
+const ORDERS_TABLES: &str = "
+CREATE TABLE customers (name text PRIMARY KEY, orders bigint NOT NULL);
+CREATE TABLE orders (id bigint PRIMARY KEY, customer text NOT NULL, seq bigint NOT NULL, sku text NOT NULL,
+                     quantity bigint NOT NULL, points bigint NOT NULL);
+";
+const INVENTORY_TABLES: &str = "
+CREATE TABLE stock (sku text PRIMARY KEY, initial bigint NOT NULL, quantity bigint NOT NULL CHECK (quantity >= 0));
+CREATE TABLE points (customer text PRIMARY KEY, points bigint NOT NULL);
+CREATE TABLE ledger (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, order_id bigint NOT NULL, sku text NOT NULL,
+                     quantity bigint NOT NULL, customer text NOT NULL, points bigint NOT NULL);
+";
+const STOCK_UP: &str = "INSERT INTO stock (sku, initial, quantity) VALUES ($1, $2, $2)";
+
+/// G4: takes the customer's row lock before the message is enqueued, and keeps it until commit.
+const NEXT_OF_CUSTOMER: &str = "INSERT INTO customers (name, orders) VALUES ($1, 1)
+    ON CONFLICT (name) DO UPDATE SET orders = customers.orders + 1 RETURNING orders";
+const INSERT_ORDER: &str =
+    "INSERT INTO orders (id, customer, seq, sku, quantity, points) VALUES ($1, $2, $3, $4, $5, $6)";
+const ALL_ORDERS: &str = "SELECT id, customer, seq, sku, quantity, points FROM orders";
+
+const TAKE_STOCK: &str =
+    "UPDATE stock SET quantity = quantity - $2 WHERE sku = $1 AND quantity >= $2";
+const GRANT_POINTS: &str = "INSERT INTO points (customer, points) VALUES ($1, $2)
+    ON CONFLICT (customer) DO UPDATE SET points = points.points + excluded.points";
+const WRITE_LEDGER: &str =
+    "INSERT INTO ledger (order_id, sku, quantity, customer, points) VALUES ($1, $2, $3, $4, $5)";
+const ALL_EFFECTS: &str = "SELECT order_id, sku, quantity, customer, points FROM ledger";
+const ALL_STOCK: &str = "SELECT sku, initial, quantity FROM stock";
+const ALL_POINTS: &str = "SELECT customer, points FROM points";
+
+/// See the module.
+#[derive(Clone)]
+pub(super) struct PgShop {
+    options: PgConnectOptions,
+    orders: PgPool,
+    inventory: PgPool,
+    outbox: Outbox,
+    orders_names: Names,
+    inventory_names: Names,
+    wiring: Wiring,
+}
+
+impl PgShop {
+    /// Creates both schemas, with Oncebox's tables and the shop's. When it fails, nothing stays.
+    pub(super) async fn create(
+        options: &PgConnectOptions,
+        orders_names: Names,
+        inventory_names: Names,
+        wiring: Wiring,
+    ) -> anyhow::Result<Self> {
+        let pool = |names: &Names, size| {
+            let options = options.clone().options([("search_path", names.schema())]);
+            PgPoolOptions::new()
+                .max_connections(size)
+                .connect_lazy_with(options)
+        };
+        let shop = Self {
+            options: options.clone(),
+            orders: pool(&orders_names, 16),
+            inventory: pool(&inventory_names, 8),
+            outbox: Outbox::new(oncebox_outbox::Config {
+                names: orders_names.clone(),
+                ..Default::default()
+            }),
+            orders_names,
+            inventory_names,
+            wiring,
+        };
+        let mut conn = options
+            .connect()
+            .await
+            .context("cannot connect to the database")?;
+        if let Err(error) = shop.create_schemas(&mut conn).await {
+            let _ = shop.clean_up().await;
+            return Err(error);
+        }
+        conn.close().await?;
+        Ok(shop)
+    }
+
+    async fn create_schemas(&self, conn: &mut PgConnection) -> anyhow::Result<()> {
+        for (names, tables) in [
+            (&self.orders_names, ORDERS_TABLES),
+            (&self.inventory_names, INVENTORY_TABLES),
+        ] {
+            let schema = names.schema();
+            // Our own names, checked by `Names`.
+            conn.execute(AssertSqlSafe(format!("CREATE SCHEMA \"{schema}\""))).await.with_context(|| {
+                format!("cannot create schema {schema}: the demo's user needs CREATE on the database")
+            })?;
+            oncebox_migrations::postgres::migrate(conn, names).await?;
+            conn.execute(AssertSqlSafe(format!("SET search_path TO \"{schema}\"")))
+                .await?;
+            conn.execute(tables).await?;
+        }
+        for sku in SKUS {
+            sqlx::query(STOCK_UP)
+                .bind(sku)
+                .bind(INITIAL_STOCK)
+                .execute(&mut *conn)
+                .await?;
+        }
+        Ok(())
+    }
+}
+
+impl Shop for PgShop {
+    const MANY_WRITERS: bool = true;
+
+    async fn place(&self, basket: Basket, ending: Ending) -> anyhow::Result<Order> {
+        let mut tx = self.orders.begin().await?;
+        let seq: i64 = sqlx::query_scalar(NEXT_OF_CUSTOMER)
+            .bind(&basket.customer)
+            .fetch_one(&mut *tx)
+            .await?;
+        let order = basket.order(seq);
+        sqlx::query(INSERT_ORDER)
+            .bind(order.id)
+            .bind(&order.customer)
+            .bind(seq)
+            .bind(&order.sku)
+            .bind(order.quantity)
+            .bind(order.points)
+            .execute(&mut *tx)
+            .await?;
+        let message = Message::json(
+            &self.wiring.topic,
+            &order.customer,
+            &OrderPlaced::from(&order),
+        )?
+        .kind(KIND);
+        self.outbox.enqueue(&mut tx, message).await?;
+        tokio::time::sleep(ending.pause()).await;
+        if ending.commits() {
+            tx.commit().await?;
+        } else {
+            tx.rollback().await?;
+        }
+        Ok(order)
+    }
+
+    async fn committed(&self) -> anyhow::Result<Vec<Order>> {
+        let rows: Vec<(i64, String, i64, String, i64, i64)> =
+            sqlx::query_as(ALL_ORDERS).fetch_all(&self.orders).await?;
+        Ok(rows
+            .into_iter()
+            .map(|(id, customer, seq, sku, quantity, points)| Order {
+                id,
+                customer,
+                seq,
+                sku,
+                quantity,
+                points,
+            })
+            .collect())
+    }
+
+    fn inventory(&self) -> Running {
+        let inbox = Inbox::new(self.inventory.clone(), self.wiring.kafka.clone())
+            .names(self.inventory_names.clone())
+            .consumer(&self.wiring.consumer)
+            .topic(&self.wiring.topic)
+            .handle(|tx, delivery| Box::pin(async move { apply(tx, &delivery.json()?).await }));
+        let stats = inbox.stats();
+        let shutdown = CancellationToken::new();
+        let task = tokio::spawn(inbox.run(shutdown.clone()));
+        Running {
+            stats,
+            task,
+            shutdown,
+        }
+    }
+
+    async fn rewind(&self) -> anyhow::Result<()> {
+        let request = Request::new(self.inventory.clone(), self.wiring.kafka.clone())
+            .names(self.inventory_names.clone())
+            .consumer(&self.wiring.consumer)
+            .topic(&self.wiring.topic);
+        resume::apply(&request, From::Earliest).await?;
+        Ok(())
+    }
+
+    async fn effects(&self) -> anyhow::Result<Vec<Effect>> {
+        let rows: Vec<(i64, String, i64, String, i64)> = sqlx::query_as(ALL_EFFECTS)
+            .fetch_all(&self.inventory)
+            .await?;
+        Ok(rows
+            .into_iter()
+            .map(|(order, sku, quantity, customer, points)| Effect {
+                order,
+                sku,
+                quantity,
+                customer,
+                points,
+            })
+            .collect())
+    }
+
+    async fn balances(&self) -> anyhow::Result<Balances> {
+        let stock: Vec<(String, i64, i64)> =
+            sqlx::query_as(ALL_STOCK).fetch_all(&self.inventory).await?;
+        let points: Vec<(String, i64)> = sqlx::query_as(ALL_POINTS)
+            .fetch_all(&self.inventory)
+            .await?;
+        Ok(Balances {
+            stock: stock
+                .into_iter()
+                .map(|(sku, initial, now)| (sku, (initial, now)))
+                .collect(),
+            points: points.into_iter().collect(),
+        })
+    }
+
+    async fn settled(&self) -> anyhow::Result<BTreeMap<i32, i64>> {
+        let table = self.inventory_names.position(Dialect::Postgres);
+        let sql = format!("SELECT partition, next FROM {table} WHERE consumer = $1 AND topic = $2");
+        let rows: Vec<(i32, i64)> = sqlx::query_as(AssertSqlSafe(sql))
+            .bind(&self.wiring.consumer)
+            .bind(&self.wiring.topic)
+            .fetch_all(&self.inventory)
+            .await?;
+        Ok(rows.into_iter().collect())
+    }
+
+    async fn clean_up(&self) -> anyhow::Result<()> {
+        self.orders.close().await;
+        self.inventory.close().await;
+        let mut conn = self.options.connect().await?;
+        for names in [&self.orders_names, &self.inventory_names] {
+            conn.execute(AssertSqlSafe(format!(
+                "DROP SCHEMA IF EXISTS \"{}\" CASCADE",
+                names.schema()
+            )))
+            .await?;
+        }
+        conn.close().await?;
+        Ok(())
+    }
+}
+
+/// The business of the inventory service, in the transaction that also holds the dedup mark (G5).
+async fn apply(
+    tx: &mut Transaction<'_, Postgres>,
+    order: &OrderPlaced,
+) -> Result<(), HandlerError> {
+    let taken = sqlx::query(TAKE_STOCK)
+        .bind(&order.sku)
+        .bind(order.quantity)
+        .execute(&mut **tx)
+        .await?
+        .rows_affected();
+    if taken == 0 {
+        return Err(HandlerError::fatal(format!("out of stock: {}", order.sku)));
+    }
+    sqlx::query(GRANT_POINTS)
+        .bind(&order.customer)
+        .bind(order.points)
+        .execute(&mut **tx)
+        .await?;
+    sqlx::query(WRITE_LEDGER)
+        .bind(order.order)
+        .bind(&order.sku)
+        .bind(order.quantity)
+        .bind(&order.customer)
+        .bind(order.points)
+        .execute(&mut **tx)
+        .await?;
+    Ok(())
+}

@@ -1,0 +1,151 @@
+//! What the demo shows while it runs: one living line on a terminal, plain lines elsewhere.
+
+use std::io::{self, IsTerminal, Write};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+use oncebox_inbox::Stats;
+
+use super::relays::POINTS;
+
+/// The counters of a run, and the way to show them.
+#[derive(Debug)]
+pub(super) struct Board {
+    pub(super) committed: AtomicUsize,
+    pub(super) rolled_back: AtomicUsize,
+    pub(super) slow: AtomicUsize,
+    pub(super) kills: [AtomicUsize; POINTS.len()],
+    inventory: Mutex<Totals>,
+    planned: (usize, usize),
+    started: Instant,
+    terminal: bool,
+}
+
+/// What inventory services counted: those that ended, and the one that runs.
+#[derive(Debug, Default)]
+struct Totals {
+    ended: Counted,
+    running: Option<Stats>,
+}
+
+/// Deliveries of the inventory service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    pub(super) deliveries: u64,
+    pub(super) duplicates: u64,
+    pub(super) effects: u64,
+    pub(super) dead_letters: u64,
+}
+
+impl Counted {
+    fn of(stats: &Stats) -> Self {
+        Self {
+            deliveries: stats.deliveries(),
+            duplicates: stats.duplicates(),
+            effects: stats.effects(),
+            dead_letters: stats.dead_letters(),
+        }
+    }
+
+    fn plus(self, other: Self) -> Self {
+        Self {
+            deliveries: self.deliveries + other.deliveries,
+            duplicates: self.duplicates + other.duplicates,
+            effects: self.effects + other.effects,
+            dead_letters: self.dead_letters + other.dead_letters,
+        }
+    }
+}
+
+impl Board {
+    pub(super) fn new(orders: usize, kills: usize) -> Self {
+        Self {
+            committed: AtomicUsize::new(0),
+            rolled_back: AtomicUsize::new(0),
+            slow: AtomicUsize::new(0),
+            kills: Default::default(),
+            inventory: Mutex::default(),
+            planned: (orders, kills),
+            started: Instant::now(),
+            terminal: io::stdout().is_terminal(),
+        }
+    }
+
+    /// The inventory service whose counters are to be shown from now on.
+    pub(super) fn watch(&self, stats: Stats) {
+        let mut totals = self
+            .inventory
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(ended) = totals.running.replace(stats) {
+            totals.ended = totals.ended.plus(Counted::of(&ended));
+        }
+    }
+
+    /// Everything the inventory services counted so far.
+    pub(super) fn counted(&self) -> Counted {
+        let totals = self
+            .inventory
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        let running = totals.running.as_ref().map(Counted::of).unwrap_or_default();
+        totals.ended.plus(running)
+    }
+
+    pub(super) fn killed(&self) -> usize {
+        self.kills.iter().map(|k| k.load(SeqCst)).sum()
+    }
+
+    pub(super) fn elapsed(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// A line that stays.
+    pub(super) fn say(&self, text: &str) {
+        let text = crate::redact::scrub(text);
+        let mut out = io::stdout().lock();
+        // A closed pipe is no reason to stop in the middle of the run: the exit code still tells.
+        let _ = if self.terminal {
+            writeln!(out, "\r\x1b[K{text}")
+        } else {
+            writeln!(out, "{text}")
+        };
+        let _ = out.flush();
+    }
+
+    /// Shows the counters for ever; dropped at the end of the run.
+    pub(super) async fn show(&self) {
+        let pause = if self.terminal {
+            Duration::from_millis(150)
+        } else {
+            Duration::from_secs(5)
+        };
+        loop {
+            tokio::time::sleep(pause).await;
+            let line = self.line();
+            let mut out = io::stdout().lock();
+            let _ = if self.terminal {
+                write!(out, "\r\x1b[K{line}")
+            } else {
+                writeln!(out, "{line}")
+            };
+            let _ = out.flush();
+        }
+    }
+
+    fn line(&self) -> String {
+        let counted = self.counted();
+        format!(
+            "{:5.1} s  orders {}/{}  rolled back {}  kills {}/{}  effects {}  duplicates {}",
+            self.elapsed().as_secs_f64(),
+            self.committed.load(SeqCst),
+            self.planned.0,
+            self.rolled_back.load(SeqCst),
+            self.killed(),
+            self.planned.1,
+            counted.effects,
+            counted.duplicates,
+        )
+    }
+}

@@ -1,0 +1,201 @@
+//! The shop: an order service with its own database, and an inventory service with another one.
+//!
+//! The order service writes the order and the message in one transaction. The inventory service
+//! deducts stock (compare-and-set: never below zero) and grants points. Neither of the two writes
+//! is idempotent, and the ledger has no unique key: an effect that happened twice would show.
+
+use std::collections::BTreeMap;
+use std::future::Future;
+use std::time::Duration;
+
+use oncebox_inbox::Stats;
+use rand::RngExt;
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::audit::{Balances, Effect, Order};
+
+/// What can be ordered.
+pub(super) const SKUS: [&str; 5] = ["tea", "cup", "pot", "spoon", "tray"];
+/// How many pieces of each there are at the beginning: enough for every order of a long run.
+pub(super) const INITIAL_STOCK: i64 = 10_000_000;
+/// How many customers order; each is a key of the topic.
+const CUSTOMERS: u32 = 40;
+
+/// The message's type.
+pub(super) const KIND: &str = "order.placed";
+
+/// The payload: the order as the inventory service needs to know it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct OrderPlaced {
+    pub(super) order: i64,
+    pub(super) customer: String,
+    pub(super) seq: i64,
+    pub(super) sku: String,
+    pub(super) quantity: i64,
+    pub(super) points: i64,
+}
+
+impl From<&Order> for OrderPlaced {
+    fn from(order: &Order) -> Self {
+        Self {
+            order: order.id,
+            customer: order.customer.clone(),
+            seq: order.seq,
+            sku: order.sku.clone(),
+            quantity: order.quantity,
+            points: order.points,
+        }
+    }
+}
+
+impl From<OrderPlaced> for Order {
+    fn from(placed: OrderPlaced) -> Self {
+        Self {
+            id: placed.order,
+            customer: placed.customer,
+            seq: placed.seq,
+            sku: placed.sku,
+            quantity: placed.quantity,
+            points: placed.points,
+        }
+    }
+}
+
+/// An order that is about to be placed.
+#[derive(Clone, Debug)]
+pub(super) struct Basket {
+    pub(super) id: i64,
+    pub(super) customer: String,
+    pub(super) sku: &'static str,
+    pub(super) quantity: i64,
+    pub(super) points: i64,
+}
+
+impl Basket {
+    /// A random basket of one of the shop's customers.
+    pub(super) fn random(id: i64) -> Self {
+        let customer = rand::rng().random_range(0..CUSTOMERS);
+        Self::of(id, format!("customer-{customer:02}"))
+    }
+
+    /// A random basket of this customer.
+    pub(super) fn of(id: i64, customer: String) -> Self {
+        let mut random = rand::rng();
+        let quantity = random.random_range(1..=3);
+        Self {
+            id,
+            customer,
+            sku: SKUS[random.random_range(0..SKUS.len())],
+            quantity,
+            points: 10 * quantity,
+        }
+    }
+
+    /// The order, once its number within the customer is known.
+    pub(super) fn order(&self, seq: i64) -> Order {
+        Order {
+            id: self.id,
+            customer: self.customer.clone(),
+            seq,
+            sku: self.sku.to_owned(),
+            quantity: self.quantity,
+            points: self.points,
+        }
+    }
+}
+
+/// How the transaction of an order ends, after the message was enqueued in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ending {
+    Commit,
+    RollBack,
+    /// The transaction stays open this long with its outbox id, while others go past.
+    Hold {
+        pause: Duration,
+        commit: bool,
+    },
+}
+
+impl Ending {
+    pub(super) fn commits(self) -> bool {
+        matches!(self, Self::Commit | Self::Hold { commit: true, .. })
+    }
+
+    pub(super) fn pause(self) -> Duration {
+        match self {
+            Self::Hold { pause, .. } => pause,
+            Self::Commit | Self::RollBack => Duration::ZERO,
+        }
+    }
+}
+
+/// A running inventory service; dropped = told to stop.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) stats: Stats,
+    pub(super) task: JoinHandle<Result<(), oncebox_inbox::Error>>,
+    pub(super) shutdown: CancellationToken,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+/// Both services on one kind of database; `postgres.rs` and `sqlite.rs` hold the same functions.
+pub(super) trait Shop: Clone + Send + Sync + 'static {
+    /// Whether several transactions can write at once, so that ids can commit out of order.
+    const MANY_WRITERS: bool;
+
+    /// Places an order: locks the customer, writes the order, enqueues the message, ends as told.
+    fn place(
+        &self,
+        basket: Basket,
+        ending: Ending,
+    ) -> impl Future<Output = anyhow::Result<Order>> + Send;
+
+    /// The orders that committed.
+    fn committed(&self) -> impl Future<Output = anyhow::Result<Vec<Order>>> + Send;
+
+    /// Starts the inventory service.
+    fn inventory(&self) -> Running;
+
+    /// Sends the stopped inventory service back to the first record (`oncebox inbox resume --from earliest`).
+    fn rewind(&self) -> impl Future<Output = anyhow::Result<()>> + Send;
+
+    /// The ledger of the inventory service.
+    fn effects(&self) -> impl Future<Output = anyhow::Result<Vec<Effect>>> + Send;
+
+    /// The balances of the inventory service.
+    fn balances(&self) -> impl Future<Output = anyhow::Result<Balances>> + Send;
+
+    /// Up to which offset (exclusive) each partition is settled, as the inventory's database knows it.
+    fn settled(&self) -> impl Future<Output = anyhow::Result<BTreeMap<i32, i64>>> + Send;
+
+    /// Takes away what was created in a database that is not ours.
+    fn clean_up(&self) -> impl Future<Output = anyhow::Result<()>> + Send;
+}
+
+/// How both kinds of shop reach Kafka.
+#[derive(Clone, Debug)]
+pub(super) struct Wiring {
+    pub(super) kafka: oncebox_kafka::Config,
+    pub(super) topic: String,
+    pub(super) consumer: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_payload_carries_the_whole_order() {
+        let order = Basket::random(7).order(3);
+        let payload = serde_json::to_vec(&OrderPlaced::from(&order)).unwrap();
+        let back: OrderPlaced = serde_json::from_slice(&payload).unwrap();
+        assert_eq!(Order::from(back), order);
+    }
+}

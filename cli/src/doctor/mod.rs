@@ -1,0 +1,98 @@
+//! `oncebox doctor`: what is wrong, and what to type.
+//!
+//! Every check is one line, has a remedy, and takes a bounded time, also when nothing answers. The doctor changes
+//! nothing, and uses no name that belongs to a relay.
+
+mod database;
+mod kafka;
+pub mod position;
+mod postgres;
+pub mod report;
+mod sqlite;
+
+use self::report::Checks;
+use crate::args::Doctor;
+use crate::commands::print;
+use crate::config::{ConfigError, Settings};
+use crate::exit::Failure;
+
+/// Examines what the settings name. [`Failure::Said`] when a check failed.
+pub(crate) async fn run(args: &Doctor, settings: &Settings) -> Result<(), Failure> {
+    let names = settings.names()?;
+    let roles = args.roles();
+    let database = async {
+        match settings.database_url() {
+            Ok(url) => database::examine(url, &names, &roles).await,
+            Err(missing) => database::Findings {
+                checks: not_given("database", &missing),
+                ..Default::default()
+            },
+        }
+    };
+    let source = settings.source.as_ref().map(|s| s.as_str());
+    let broker = async {
+        match settings.kafka() {
+            Ok(config) => kafka::examine(&config, source, &settings.relay.checkpoint_topic).await,
+            Err(missing) => kafka::Findings {
+                checks: not_given("kafka", &missing),
+                ..Default::default()
+            },
+        }
+    };
+    let (database, broker) = tokio::join!(database, broker);
+    let checks = together(args, source, database, broker);
+    print(&if args.json {
+        checks.json()
+    } else {
+        checks.text()
+    })?;
+    if checks.healthy() {
+        Ok(())
+    } else {
+        Err(Failure::Said)
+    }
+}
+
+/// The checks that need both sides.
+fn together(
+    args: &Doctor,
+    source: Option<&str>,
+    database: database::Findings,
+    broker: kafka::Findings,
+) -> Checks {
+    let mut checks = database.checks;
+    checks.extend(broker.checks);
+    let mut wanted = database.topics;
+    wanted.extend(args.topic.iter().cloned());
+    match &broker.cluster {
+        Some(cluster) => kafka::topics(&mut checks, cluster, &wanted),
+        None => checks.skip("topics", "Kafka did not answer"),
+    }
+    match (&broker.cluster, source, &database.mark, &broker.checkpoint) {
+        (None, ..) => checks.skip("checkpoint", "Kafka did not answer"),
+        (_, None, ..) => checks.skip("checkpoint", "needs --source"),
+        (_, _, None, _) => checks.skip("checkpoint", "no mark to compare it with"),
+        (Some(cluster), Some(source), Some((_, mark)), Some(checkpoint)) => {
+            position::judge(
+                &mut checks,
+                source,
+                mark,
+                checkpoint.as_ref(),
+                &cluster.cluster_id,
+            );
+        }
+        // Reading it failed, and its line is there already.
+        (.., None) => {}
+    }
+    match &database.mark {
+        Some((first, later)) => position::leader(&mut checks, first, later),
+        None => checks.skip("leader", "no mark to read"),
+    }
+    checks
+}
+
+fn not_given(name: &str, missing: &ConfigError) -> Checks {
+    let mut checks = Checks::default();
+    checks.fail(name, "not given", missing.to_string());
+    checks
+}
