@@ -1,0 +1,116 @@
+//! The keeper: shows signs of life, writes the confirmed position and cleans up behind it, on a session of its own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::Config;
+use crate::error::Error;
+use crate::position::Checkpoint;
+use crate::session::{Session, Written};
+use crate::step::Step;
+
+/// Rows of one clean-up transaction: short, because a DELETE holds the same lock as a writer.
+const CLEAN_UP_ROWS: usize = 1_000;
+
+/// Pause of the clean-up when there was little to do.
+const CLEAN_UP_PAUSE: Duration = Duration::from_secs(1);
+
+/// Whether the publisher still gets on. A leader whose publisher hangs must not keep the lease for ever.
+#[derive(Clone)]
+pub(crate) struct Pulse {
+    busy: Arc<AtomicBool>,
+    last_step: Arc<dyn Fn() -> Instant + Send + Sync>,
+    patience: Duration,
+}
+
+impl Pulse {
+    pub(crate) fn new(
+        patience: Duration,
+        last_step: impl Fn() -> Instant + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            busy: Arc::default(),
+            last_step: Arc::new(last_step),
+            patience,
+        }
+    }
+
+    pub(crate) fn busy(&self, busy: bool) {
+        self.busy.store(busy, Ordering::Release);
+    }
+
+    fn alive(&self) -> bool {
+        !self.busy.load(Ordering::Acquire) || (self.last_step)().elapsed() < self.patience
+    }
+}
+
+/// What the keeper works on.
+pub(crate) struct Keeper<S> {
+    pub(crate) config: Config,
+    pub(crate) session: S,
+    pub(crate) epoch: i64,
+    pub(crate) cluster_id: String,
+    pub(crate) pulse: Pulse,
+    /// The acknowledged position: known to be committed in Kafka. `None` until the claim.
+    pub(crate) acknowledged: watch::Receiver<Option<Checkpoint>>,
+    /// Ends the keeper: it writes what is left and gives the lease back.
+    pub(crate) stop: CancellationToken,
+}
+
+impl<S: Session> Keeper<S> {
+    /// Runs until it is told to stop, or until the lead is lost.
+    pub(crate) async fn run(mut self) -> Result<(), Error> {
+        let mut renew = tokio::time::interval(self.config.lease / 4);
+        renew.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut confirm = tokio::time::interval(self.config.mark_interval);
+        confirm.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut next_clean_up = tokio::time::Instant::now() + CLEAN_UP_PAUSE;
+        let mut confirmed = 0;
+        loop {
+            tokio::select! {
+                () = self.stop.cancelled() => break,
+                _ = renew.tick() => if self.pulse.alive() {
+                    led(self.session.renew(self.epoch).await?)?;
+                },
+                _ = confirm.tick() => self.confirm(&mut confirmed).await?,
+                () = tokio::time::sleep_until(next_clean_up) => {
+                    let (written, deleted) = self.session.clean_up(self.epoch, self.config.retention, CLEAN_UP_ROWS).await?;
+                    led(written)?;
+                    metrics::counter!("oncebox_relay_deleted_total").increment(deleted);
+                    // A backlog of old rows is worked off in short steps that let writers and the lease through.
+                    let full = deleted >= CLEAN_UP_ROWS as u64;
+                    let pause = if full { Duration::from_millis(20) } else { CLEAN_UP_PAUSE };
+                    next_clean_up = tokio::time::Instant::now() + pause;
+                }
+            }
+        }
+        self.confirm(&mut confirmed).await?;
+        led(self.session.release(self.epoch).await?)
+    }
+
+    /// Writes the mark: only what Kafka is known to have committed (G3).
+    async fn confirm(&mut self, confirmed: &mut i64) -> Result<(), Error> {
+        let acknowledged = self.acknowledged.borrow_and_update().clone();
+        if let Some(checkpoint) = acknowledged.filter(|c| c.seq > *confirmed) {
+            led(self
+                .session
+                .confirm(self.epoch, &checkpoint, &self.cluster_id)
+                .await?)?;
+            *confirmed = checkpoint.seq;
+            self.config.step(Step::Marked);
+        }
+        Ok(())
+    }
+}
+
+fn led(written: Written) -> Result<(), Error> {
+    match written {
+        Written::Done => Ok(()),
+        Written::Deposed(epoch) => Err(Error::Deposed(epoch)),
+    }
+}

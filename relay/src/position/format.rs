@@ -1,0 +1,262 @@
+//! The text that carries a position: metadata of the checkpoint in Kafka, and the `position` column of the mark.
+//!
+//! `v1 seq=7 epoch=2 src=<uuid> sys=<text> tl=1 high=42 msg=<uuid> n=40 fp=<hex> gaps=17,3+5`: the first gap begins
+//! at its id, every other at the number of ids after the end of the one before; `+5` = five further ids.
+
+use std::fmt::Write as _;
+
+use uuid::Uuid;
+
+use super::{Gaps, Interval, Position, Tally};
+
+/// The format that this build writes.
+const FORMAT: &str = "v1";
+
+/// A position with everything that is needed to trust it again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Counts positions: of two stored ones, the larger is the newer.
+    pub seq: i64,
+    /// Epoch of the leader that wrote it.
+    pub epoch: i64,
+    /// The database's random id, from the migration.
+    pub source_id: Uuid,
+    /// The server's system identifier (PostgreSQL), or the kind of database. No spaces.
+    pub system: String,
+    /// The server's timeline: grows at every promotion.
+    pub timeline: u32,
+    /// The position.
+    pub position: Position,
+}
+
+/// Why a stored position cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FormatError {
+    /// Another format.
+    #[error("its format is {0:?}, this build knows {FORMAT:?}")]
+    Unknown(String),
+    /// A field is missing or does not parse.
+    #[error("field {0} is missing or damaged")]
+    Field(&'static str),
+}
+
+impl Checkpoint {
+    /// The text.
+    #[must_use]
+    pub fn encode(&self) -> String {
+        let mut text = self.encode_head();
+        let mut end = 0;
+        for gap in self.position.gaps.intervals() {
+            encode_gap(&mut text, *gap, &mut end);
+        }
+        text
+    }
+
+    /// Everything but the gaps, with every number at its widest: what is left of the limit belongs to the gaps.
+    #[must_use]
+    pub fn head_bytes(&self) -> usize {
+        let widest = Self {
+            seq: i64::MAX,
+            epoch: i64::MAX,
+            position: Position {
+                high: i64::MAX,
+                high_message_id: Some(Uuid::nil()),
+                settled: Tally {
+                    count: i64::MAX,
+                    fingerprint: -1,
+                },
+                gaps: Gaps::default(),
+            },
+            ..self.clone()
+        };
+        widest.encode_head().len()
+    }
+
+    fn encode_head(&self) -> String {
+        let p = &self.position;
+        let mut text = format!(
+            "{FORMAT} seq={} epoch={} src={} sys={} tl={} high={}",
+            self.seq,
+            self.epoch,
+            self.source_id.simple(),
+            self.system,
+            self.timeline,
+            p.high
+        );
+        if let Some(id) = p.high_message_id {
+            let _ = write!(text, " msg={}", id.simple());
+        }
+        let _ = write!(
+            text,
+            " n={} fp={:x} gaps=",
+            p.settled.count, p.settled.fingerprint
+        );
+        text
+    }
+
+    /// Reads the text back.
+    ///
+    /// # Errors
+    /// [`FormatError`] when the format is unknown or a field is damaged. Nothing is guessed (G10).
+    pub fn decode(text: &str) -> Result<Self, FormatError> {
+        let mut words = text.split(' ');
+        let format = words.next().unwrap_or_default();
+        if format != FORMAT {
+            return Err(FormatError::Unknown(format.to_owned()));
+        }
+        let mut get = |name: &'static str| {
+            words
+                .next()
+                .and_then(|word| word.split_once('='))
+                .and_then(|(key, value)| (key == name).then_some(value))
+                .ok_or(FormatError::Field(name))
+        };
+        let seq = number(get("seq")?, "seq")?;
+        let epoch = number(get("epoch")?, "epoch")?;
+        let source_id = Uuid::try_parse(get("src")?).map_err(|_| FormatError::Field("src"))?;
+        let system = get("sys")?.to_owned();
+        let timeline = get("tl")?.parse().map_err(|_| FormatError::Field("tl"))?;
+        let high = number(get("high")?, "high")?;
+        let high_message_id = if high == 0 {
+            None
+        } else {
+            Some(Uuid::try_parse(get("msg")?).map_err(|_| FormatError::Field("msg"))?)
+        };
+        let count = number(get("n")?, "n")?;
+        let fingerprint = u64::from_str_radix(get("fp")?, 16)
+            .map_err(|_| FormatError::Field("fp"))?
+            .cast_signed();
+        let gaps = decode_gaps(get("gaps")?)?;
+        let inside = gaps.intervals().last().is_none_or(|g| g.high < high);
+        if words.next().is_some() || !inside || count < 0 || seq < 0 || high < 0 {
+            return Err(FormatError::Field("gaps"));
+        }
+        let position = Position {
+            high,
+            high_message_id,
+            gaps,
+            settled: Tally { count, fingerprint },
+        };
+        Ok(Self {
+            seq,
+            epoch,
+            source_id,
+            system,
+            timeline,
+            position,
+        })
+    }
+}
+
+fn number(text: &str, name: &'static str) -> Result<i64, FormatError> {
+    text.parse().map_err(|_| FormatError::Field(name))
+}
+
+fn encode_gap(text: &mut String, gap: Interval, end: &mut i64) {
+    if *end != 0 {
+        text.push(',');
+    }
+    let _ = write!(text, "{}", gap.low - *end);
+    if gap.high > gap.low {
+        let _ = write!(text, "+{}", gap.high - gap.low);
+    }
+    *end = gap.high;
+}
+
+/// Bytes that a gap takes when the one before it ends at `end` (0 = it is the first).
+pub(super) fn gap_bytes(gap: Interval, end: i64) -> usize {
+    let digits = |n: i64| n.checked_ilog10().map_or(1, |d| d as usize + 1);
+    let comma = usize::from(end != 0);
+    let length = if gap.high > gap.low {
+        1 + digits(gap.high - gap.low)
+    } else {
+        0
+    };
+    comma + digits(gap.low - end) + length
+}
+
+fn decode_gaps(text: &str) -> Result<Gaps, FormatError> {
+    let damaged = || FormatError::Field("gaps");
+    let mut intervals = Vec::new();
+    let mut end = 0_i64;
+    for word in text.split(',').filter(|w| !w.is_empty()) {
+        let (start, length) = word.split_once('+').unwrap_or((word, "0"));
+        let start: i64 = start.parse().map_err(|_| damaged())?;
+        let length: i64 = length.parse().map_err(|_| damaged())?;
+        let low = end.checked_add(start).ok_or_else(damaged)?;
+        let high = low.checked_add(length).ok_or_else(damaged)?;
+        intervals.push(Interval { low, high });
+        end = high;
+    }
+    Gaps::new(intervals).ok_or_else(damaged)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn checkpoint(gaps: Gaps, high: i64) -> Checkpoint {
+        Checkpoint {
+            seq: 7,
+            epoch: 2,
+            source_id: Uuid::from_u128(5),
+            system: "7430000000000000001".to_owned(),
+            timeline: 1,
+            position: Position {
+                high,
+                high_message_id: (high != 0).then(|| Uuid::from_u128(9)),
+                gaps,
+                settled: Tally {
+                    count: 4,
+                    fingerprint: -3,
+                },
+            },
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_position_round_trips(steps in prop::collection::vec((1_i64..1_000_000, 0_i64..1_000), 0..200)) {
+            let mut end = 0;
+            let intervals: Vec<_> = steps.iter().map(|&(skip, length)| {
+                let low = end + skip + i64::from(end != 0);
+                end = low + length;
+                Interval { low, high: end }
+            }).collect();
+            let stored = checkpoint(Gaps::new(intervals.clone()).unwrap(), end + 1);
+            let text = stored.encode();
+            prop_assert_eq!(Checkpoint::decode(&text).unwrap(), stored.clone());
+            let mut before = 0;
+            let gap_total: usize = intervals.iter().map(|g| { let n = gap_bytes(*g, before); before = g.high; n }).sum();
+            prop_assert_eq!(stored.encode_head().len() + gap_total, text.len());
+            prop_assert!(stored.head_bytes() + gap_total >= text.len());
+        }
+
+        #[test]
+        fn damaged_text_is_refused_and_never_panics(text in ".{0,200}") {
+            prop_assert!(Checkpoint::decode(&text).is_err());
+        }
+    }
+
+    #[test]
+    fn an_unknown_format_is_named() {
+        let text = checkpoint(Gaps::default(), 0)
+            .encode()
+            .replacen("v1", "v9", 1);
+        assert_eq!(
+            Checkpoint::decode(&text).unwrap_err(),
+            FormatError::Unknown("v9".to_owned())
+        );
+    }
+
+    #[test]
+    fn a_gap_above_high_is_damage() {
+        let text = checkpoint(Gaps::default(), 3).encode() + "7";
+        assert_eq!(
+            Checkpoint::decode(&text).unwrap_err(),
+            FormatError::Field("gaps")
+        );
+    }
+}

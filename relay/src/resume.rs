@@ -1,0 +1,280 @@
+//! The way out after a stop: an operator chooses where to go on.
+//!
+//! [`plan`] changes nothing and says what would happen. [`apply`] takes the lease, fences the producer of before, reads
+//! what it left behind, and writes the chosen position so that the next start continues from it.
+
+use std::fmt;
+
+use oncebox_kafka::Stability;
+
+use crate::config::{Config, Database};
+use crate::error::{Error, Stop};
+use crate::leader;
+use crate::log::{KafkaLog, Log, Producer as _};
+use crate::position::{Checkpoint, Gaps, Position};
+use crate::session::{Mark, PostgresSession, Rewrite, Session, SqliteSession, Written};
+
+/// Where to go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum From {
+    /// From the position in the database: repeats what was published after it, with the same message ids.
+    Mark,
+    /// From the position in Kafka.
+    Checkpoint,
+    /// After this id: everything above it is published again, everything at or below it counts as published.
+    Id(i64),
+}
+
+/// What a resume would do, or did.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    mark: Option<Checkpoint>,
+    checkpoint: Option<Checkpoint>,
+    target: Checkpoint,
+    source_epoch: i64,
+    above: Option<(i64, i64)>,
+    applied: bool,
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let show = |stored: &Option<Checkpoint>| match stored {
+            Some(c) => format!(
+                "seq {}, up to id {}, {} gaps",
+                c.seq,
+                c.position.high,
+                c.position.gaps.len()
+            ),
+            None => "none".to_owned(),
+        };
+        writeln!(f, "mark in the database:  {}", show(&self.mark))?;
+        writeln!(f, "checkpoint in Kafka:   {}", show(&self.checkpoint))?;
+        let target = &self.target.position;
+        writeln!(
+            f,
+            "continue:              after id {}, seq {}, epoch {}, source epoch {}",
+            target.high, self.target.seq, self.target.epoch, self.source_epoch
+        )?;
+        if !target.gaps.is_empty() {
+            writeln!(f, "open gaps kept:        {}", target.gaps)?;
+        }
+        if let Some((low, high)) = self.above {
+            writeln!(
+                f,
+                "published (again):     every row above id {low}, now up to {high}; repeats keep their message ids, so an inbox drops them"
+            )?;
+        }
+        if self.applied {
+            write!(f, "written; start the relay")
+        } else {
+            write!(f, "nothing was changed; add --apply to do it")
+        }
+    }
+}
+
+/// Says what [`apply`] would do. Reads only, and fences nobody.
+///
+/// # Errors
+/// [`Error`] when the choice is not possible, with the reason.
+pub async fn plan(config: Config, from: From) -> Result<Plan, Error> {
+    config.validate()?;
+    let log = KafkaLog::new(&config);
+    match &config.database {
+        Database::Postgres(_) => plan_with::<PostgresSession, _>(&config, &log, from).await,
+        Database::Sqlite(_) => plan_with::<SqliteSession, _>(&config, &log, from).await,
+    }
+}
+
+/// Takes the lead for a moment and writes the chosen position.
+///
+/// # Errors
+/// [`Error`] when the choice is not possible or a relay still leads.
+///
+/// # Cancel safety
+/// The position is written in one statement; before it, only the lease was taken.
+pub async fn apply(config: Config, from: From) -> Result<Plan, Error> {
+    config.validate()?;
+    let log = KafkaLog::new(&config);
+    match &config.database {
+        Database::Postgres(_) => apply_with::<PostgresSession, _>(&config, &log, from).await,
+        Database::Sqlite(_) => apply_with::<SqliteSession, _>(&config, &log, from).await,
+    }
+}
+
+pub(crate) async fn plan_with<S: Session, L: Log>(
+    config: &Config,
+    log: &L,
+    from: From,
+) -> Result<Plan, Error> {
+    let mut session = S::connect(config).await?;
+    let checkpoint = log.checkpoint(Stability::Any).await?;
+    let mark = session.mark().await?;
+    let epoch = next_epoch(&mark, checkpoint.as_ref());
+    choose(&mut session, from, &mark, checkpoint, epoch).await
+}
+
+pub(crate) async fn apply_with<S: Session, L: Log>(
+    config: &Config,
+    log: &L,
+    from: From,
+) -> Result<Plan, Error> {
+    let mut session = S::connect(config).await?;
+    let cluster_id = log.cluster_id().await?;
+    let seen = lease(config, &mut session).await?;
+    let first = log.checkpoint(Stability::Any).await?;
+    let epoch = next_epoch(&seen, first.as_ref());
+    // Whoever led is fenced before anything is written.
+    if !session
+        .take(&seen, epoch, &config.source, leader::owner())
+        .await?
+    {
+        return Err(Error::Deposed(session.mark().await?.epoch));
+    }
+    log.prepare().await?;
+    let producer = log.open().await?;
+    let checkpoint = log.checkpoint(Stability::Stable).await?;
+    producer.close().await;
+    let mark = session.mark().await?;
+    let epoch_after = next_epoch(&mark, checkpoint.as_ref());
+    let mut plan = choose(&mut session, from, &mark, checkpoint, epoch_after).await?;
+    let rewrite = Rewrite {
+        checkpoint: plan.target.clone(),
+        cluster_id,
+        source_epoch: plan.source_epoch,
+    };
+    match session.rewrite(epoch, &rewrite).await? {
+        Written::Done => plan.applied = true,
+        Written::Deposed(epoch) => return Err(Error::Deposed(epoch)),
+    }
+    Ok(plan)
+}
+
+/// Waits as long as a lease lasts; a relay that still renews has to be stopped first.
+async fn lease<S: Session>(config: &Config, session: &mut S) -> Result<Mark, Error> {
+    let seen = session.mark().await?;
+    if seen.owner.is_none() {
+        return Ok(seen);
+    }
+    tokio::time::sleep(config.lease).await;
+    let now = session.mark().await?;
+    if (now.epoch, now.renewal) != (seen.epoch, seen.renewal) {
+        return Err(Error::Config(
+            "a relay leads this outbox; stop it first, then resume".to_owned(),
+        ));
+    }
+    Ok(now)
+}
+
+fn next_epoch(mark: &Mark, checkpoint: Option<&Checkpoint>) -> i64 {
+    mark.epoch.max(checkpoint.map_or(0, |c| c.epoch)) + 1
+}
+
+async fn choose<S: Session>(
+    session: &mut S,
+    from: From,
+    mark: &Mark,
+    checkpoint: Option<Checkpoint>,
+    epoch: i64,
+) -> Result<Plan, Error> {
+    let known = |stored: Option<&Checkpoint>| {
+        stored.map_or_else(Gaps::default, |c| c.position.gaps.clone())
+    };
+    let missing = |what: &str| {
+        Error::Config(format!(
+            "there is no {what} to resume from; name an id: --from <id>"
+        ))
+    };
+    let (high, gaps) = match from {
+        From::Mark => {
+            let stored = mark.checkpoint.as_ref().ok_or_else(|| missing("mark"))?;
+            (stored.position.high, known(Some(stored)))
+        }
+        From::Checkpoint => {
+            let stored = checkpoint.as_ref().ok_or_else(|| missing("checkpoint"))?;
+            if stored.source_id != mark.source_id {
+                return Err(Error::Config(
+                    "the checkpoint belongs to another database; resume from the mark or an id"
+                        .to_owned(),
+                ));
+            }
+            (stored.position.high, known(Some(stored)))
+        }
+        From::Id(id) if id < mark.low_water => {
+            let text = format!(
+                "rows up to id {} were cleaned up; the lowest id to resume from is {}",
+                mark.low_water, mark.low_water
+            );
+            return Err(Error::Config(text));
+        }
+        // A known gap is never dropped: its rows may still come.
+        From::Id(id) => (
+            id,
+            known(mark.checkpoint.as_ref()).union(&known(checkpoint.as_ref())),
+        ),
+    };
+    let row = session.row_at_or_below(high).await?;
+    let (high, high_message_id) = row.map_or((0, None), |(id, message_id)| (id, Some(message_id)));
+    let gaps = gaps.up_to(high - 1);
+    let facts = session.facts(&gaps, high).await?;
+    if from == From::Mark {
+        let settled = mark
+            .checkpoint
+            .as_ref()
+            .map_or(0, |c| c.position.settled.count)
+            - mark.deleted.count;
+        if facts.rows.count > settled {
+            let detail = format!(
+                "{} rows up to id {high}, the mark settled {settled}",
+                facts.rows.count
+            );
+            return Err(Stop::ForeignRows { detail }.into());
+        }
+    }
+    // What is there at or below `high` counts as published, together with what was deleted.
+    let mut settled = facts.rows;
+    settled.count += facts.mark.deleted.count;
+    settled.fingerprint ^= facts.mark.deleted.fingerprint;
+    let newest_known = [mark.checkpoint.as_ref(), checkpoint.as_ref()]
+        .into_iter()
+        .flatten()
+        .max_by_key(|c| c.position.high);
+    let reissued = match newest_known {
+        Some(known) => ids_may_be_reissued(session, &known.position).await?,
+        None => false,
+    };
+    let system = session.server().system.clone();
+    let target = Checkpoint {
+        seq: mark.seq.max(checkpoint.as_ref().map_or(0, |c| c.seq)) + 1,
+        epoch,
+        source_id: mark.source_id,
+        system,
+        timeline: session.server().timeline,
+        position: Position {
+            high,
+            high_message_id,
+            gaps,
+            settled,
+        },
+    };
+    let newest = session.last_visible().await?;
+    Ok(Plan {
+        mark: mark.checkpoint.clone(),
+        checkpoint,
+        above: (newest > high).then_some((high, newest)),
+        target,
+        source_epoch: mark.source_epoch + i64::from(reissued),
+        applied: false,
+    })
+}
+
+/// The highest published row is gone, or the sequence stands below it: its id was or will be given to another message.
+async fn ids_may_be_reissued<S: Session>(session: &mut S, known: &Position) -> Result<bool, Error> {
+    let last_id = session.probe().await?.last_id;
+    let row = session.row_at_or_below(known.high).await?;
+    let there = known.high == 0
+        || row
+            == known
+                .high_message_id
+                .map(|message_id| (known.high, message_id));
+    Ok(last_id < known.high || !there)
+}

@@ -1,0 +1,391 @@
+//! The relay's own rules on a real SQLite outbox and an in-memory log whose transactions may happen or not and be
+//! reported or not.
+
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use oncebox_kafka::Stability;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::{Exit, Mode, Relay};
+use crate::config::Config;
+use crate::error::{Error, Stop};
+use crate::health::Health;
+use crate::log::{Log, Producer};
+use crate::position::{Checkpoint, Tally};
+use crate::resume;
+use crate::session::conformance::TestDb;
+use crate::session::{Row, Session as _, SqliteSession};
+
+/// What the next transaction does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    HappensUnreported,
+    DoesNotHappen,
+    Taints,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    published: Vec<(i64, Uuid)>,
+    checkpoint: Option<Checkpoint>,
+    epoch: u64,
+    fates: Vec<(usize, Fate)>,
+    transactions: usize,
+    cluster: String,
+}
+
+#[derive(Debug, Clone, Default)]
+struct FakeLog(Arc<Mutex<State>>);
+
+struct FakeProducer {
+    state: Arc<Mutex<State>>,
+    epoch: u64,
+}
+
+impl FakeLog {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap()
+    }
+
+    fn ids(&self) -> Vec<i64> {
+        self.lock().published.iter().map(|(id, _)| *id).collect()
+    }
+
+    /// The n-th transaction from now, claims included.
+    fn fate(&self, n: usize, fate: Fate) {
+        let mut state = self.lock();
+        let at = state.transactions + n;
+        state.fates.push((at, fate));
+    }
+}
+
+fn lost(text: &str) -> Error {
+    Error::Kafka(oncebox_kafka::Error::Unreachable {
+        bootstrap: "fake".to_owned(),
+        reason: text.to_owned(),
+    })
+}
+
+impl Log for FakeLog {
+    type Producer = FakeProducer;
+
+    async fn cluster_id(&self) -> Result<String, Error> {
+        Ok(self.lock().cluster.clone())
+    }
+
+    async fn prepare(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    async fn checkpoint(&self, _: Stability) -> Result<Option<Checkpoint>, Error> {
+        let text = self.lock().checkpoint.as_ref().map(Checkpoint::encode);
+        Ok(text.map(|text| Checkpoint::decode(&text).unwrap()))
+    }
+
+    async fn open(&self) -> Result<FakeProducer, Error> {
+        let mut state = self.lock();
+        state.epoch += 1;
+        Ok(FakeProducer {
+            state: Arc::clone(&self.0),
+            epoch: state.epoch,
+        })
+    }
+}
+
+impl Producer for FakeProducer {
+    async fn publish(
+        &self,
+        _: i64,
+        rows: Vec<Row>,
+        checkpoint: &Checkpoint,
+    ) -> Result<Option<String>, Error> {
+        tokio::task::yield_now().await;
+        let mut state = self.state.lock().unwrap();
+        if self.epoch != state.epoch {
+            return Err(lost("fenced"));
+        }
+        state.transactions += 1;
+        let at = state.transactions;
+        let fate = state
+            .fates
+            .iter()
+            .find(|(n, _)| *n == at)
+            .map(|(_, fate)| *fate);
+        if fate == Some(Fate::DoesNotHappen) {
+            return Err(lost("aborted"));
+        }
+        state
+            .published
+            .extend(rows.iter().map(|row| (row.id, row.message_id)));
+        state.checkpoint = Some(checkpoint.clone());
+        match fate {
+            Some(Fate::HappensUnreported) => Err(lost("no answer")),
+            Some(Fate::Taints) => Ok(Some("EndTxn sent twice".to_owned())),
+            _ => Ok(None),
+        }
+    }
+
+    fn last_step(&self) -> Instant {
+        Instant::now()
+    }
+
+    async fn close(self) {}
+}
+
+fn config(db: &TestDb) -> Config {
+    let mut config = db.config.clone();
+    config.lease = Duration::from_millis(200);
+    config.max_batch_rows = 3;
+    config
+}
+
+fn relay(
+    config: Config,
+    mode: Mode,
+    log: &FakeLog,
+    shutdown: &CancellationToken,
+) -> Relay<SqliteSession, FakeLog> {
+    Relay::new(config, mode, log.clone(), Health::new(), shutdown.clone())
+}
+
+async fn until_empty(config: Config, log: &FakeLog) -> Result<Exit, Error> {
+    let work = relay(config, Mode::UntilEmpty, log, &CancellationToken::new()).run();
+    tokio::time::timeout(Duration::from_secs(20), work)
+        .await
+        .expect("the relay hangs")
+}
+
+fn stop(result: Result<Exit, Error>) -> Stop {
+    match result {
+        Err(Error::Stop(stop)) => *stop,
+        other => panic!("expected a stop, got {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn g2_g3_every_row_once_whatever_happens_to_a_transaction() {
+    for fate in [Fate::HappensUnreported, Fate::DoesNotHappen, Fate::Taints] {
+        // The first is the claim, the others carry rows.
+        for n in 1..=5 {
+            let mut db = TestDb::sqlite().await;
+            for id in 1..=10 {
+                db.insert(id).await;
+            }
+            let log = FakeLog::default();
+            log.fate(n, fate);
+            let result = until_empty(config(&db), &log).await;
+            if n == 1 {
+                // What fails before the first lead ends the process; a supervisor starts it again.
+                assert!(result.is_err_and(|e| e.is_retriable()));
+                assert_eq!(until_empty(config(&db), &log).await.unwrap(), Exit::Stopped);
+            } else {
+                assert_eq!(
+                    result.unwrap(),
+                    Exit::Stopped,
+                    "{fate:?} at transaction {n}"
+                );
+            }
+            assert_eq!(
+                log.ids(),
+                (1..=10).collect::<Vec<_>>(),
+                "{fate:?} at transaction {n}"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn g3_a_deleted_checkpoint_is_replaced_by_the_mark() {
+    let mut db = TestDb::sqlite().await;
+    db.insert(1).await;
+    let log = FakeLog::default();
+    until_empty(config(&db), &log).await.unwrap();
+    log.lock().checkpoint = None;
+    db.insert(2).await;
+    until_empty(config(&db), &log).await.unwrap();
+    assert_eq!(log.ids(), [1, 2]);
+}
+
+#[tokio::test]
+async fn a_graceful_stop_gives_the_lease_back_and_writes_the_mark() {
+    let mut db = TestDb::sqlite().await;
+    db.insert(1).await;
+    let log = FakeLog::default();
+    until_empty(config(&db), &log).await.unwrap();
+    let mark = SqliteSession::connect(&db.config)
+        .await
+        .unwrap()
+        .mark()
+        .await
+        .unwrap();
+    assert_eq!(mark.owner, None);
+    assert_eq!(mark.checkpoint, log.lock().checkpoint);
+    assert_eq!(mark.seq, log.lock().checkpoint.as_ref().unwrap().seq);
+}
+
+#[tokio::test]
+async fn one_leads_one_stands_by_and_takes_over() {
+    let mut db = TestDb::sqlite().await;
+    db.insert(1).await;
+    let log = FakeLog::default();
+    let (first_stop, second_stop) = (CancellationToken::new(), CancellationToken::new());
+    let first = tokio::spawn(relay(config(&db), Mode::Forever, &log, &first_stop).run());
+    wait(|| log.ids() == [1]).await;
+    assert_eq!(
+        until_empty(config(&db), &log).await.unwrap(),
+        Exit::Stopped,
+        "this process owns the lease"
+    );
+    first_stop.cancel();
+    first.await.unwrap().unwrap();
+    let second = tokio::spawn(relay(config(&db), Mode::Forever, &log, &second_stop).run());
+    db.insert(2).await;
+    wait(|| log.ids() == [1, 2]).await;
+    second_stop.cancel();
+    assert_eq!(second.await.unwrap().unwrap(), Exit::Stopped);
+}
+
+#[tokio::test]
+async fn g10_another_source_another_cluster_and_lost_rows_stop_before_anything_is_published() {
+    let mut db = TestDb::sqlite().await;
+    for id in 1..=4 {
+        db.insert(id).await;
+    }
+    let log = FakeLog::default();
+    log.lock().cluster = "one".to_owned();
+    until_empty(config(&db), &log).await.unwrap();
+    db.insert(5).await;
+    let (epoch, published) = (log.lock().epoch, log.ids());
+
+    let mut other = config(&db);
+    other.source = "cart".to_owned();
+    assert!(matches!(
+        stop(until_empty(other, &log).await),
+        Stop::OtherSource { .. }
+    ));
+
+    let checkpoint = log.lock().checkpoint.take();
+    log.lock().cluster = "two".to_owned();
+    assert!(matches!(
+        stop(until_empty(config(&db), &log).await),
+        Stop::OtherCluster { .. }
+    ));
+    log.lock().cluster = "one".to_owned();
+    log.lock().checkpoint = checkpoint;
+
+    db.delete(3).await;
+    assert!(matches!(
+        stop(until_empty(config(&db), &log).await),
+        Stop::RowsMissing { .. }
+    ));
+    db.insert(3).await;
+    db.delete(4).await;
+    db.insert(4).await;
+    db.execute(
+        "UPDATE oncebox_outbox SET message_id = x'00000000000000000000000000000077' WHERE id = 4",
+    )
+    .await;
+    assert!(matches!(
+        stop(until_empty(config(&db), &log).await),
+        Stop::RowsMissing { .. }
+    ));
+    assert_eq!(
+        (log.lock().epoch, log.ids()),
+        (epoch, published),
+        "nobody was fenced, nothing was published"
+    );
+}
+
+#[tokio::test]
+async fn g10_resume_is_a_way_out_and_the_next_start_does_not_stop_again() {
+    let mut db = TestDb::sqlite().await;
+    for id in 1..=4 {
+        db.insert(id).await;
+    }
+    let log = FakeLog::default();
+    until_empty(config(&db), &log).await.unwrap();
+    // A restored backup: the two newest rows are gone, and their ids are issued again.
+    db.delete(3).await;
+    db.delete(4).await;
+    assert!(matches!(
+        stop(until_empty(config(&db), &log).await),
+        Stop::RowsMissing { .. }
+    ));
+
+    let config = config(&db);
+    let plan = resume::plan_with::<SqliteSession, _>(&config, &log, resume::From::Mark)
+        .await
+        .unwrap();
+    assert!(plan.to_string().contains("nothing was changed"), "{plan}");
+    assert!(
+        matches!(
+            stop(until_empty(config.clone(), &log).await),
+            Stop::RowsMissing { .. }
+        ),
+        "a dry run changes nothing"
+    );
+    let plan = resume::apply_with::<SqliteSession, _>(&config, &log, resume::From::Mark)
+        .await
+        .unwrap();
+    assert!(plan.to_string().contains("source epoch 2"), "{plan}");
+    db.insert(5).await;
+    assert_eq!(
+        until_empty(config.clone(), &log).await.unwrap(),
+        Exit::Stopped
+    );
+    assert_eq!(log.ids(), [1, 2, 3, 4, 5]);
+
+    // A row written below the position: published again from an id below it.
+    db.insert(3).await;
+    assert!(matches!(
+        stop(until_empty(config.clone(), &log).await),
+        Stop::ForeignRows { .. }
+    ));
+    let refused = resume::apply_with::<SqliteSession, _>(&config, &log, resume::From::Mark).await;
+    assert!(refused.unwrap_err().is_stop(), "the mark is above it");
+    resume::apply_with::<SqliteSession, _>(&config, &log, resume::From::Id(2))
+        .await
+        .unwrap();
+    assert_eq!(until_empty(config, &log).await.unwrap(), Exit::Stopped);
+    assert_eq!(log.ids(), [1, 2, 3, 4, 5, 3, 5]);
+}
+
+#[tokio::test]
+async fn clean_up_and_a_restart_after_it() {
+    let mut db = TestDb::sqlite().await;
+    for id in 1..=9 {
+        db.insert(id).await;
+    }
+    let log = FakeLog::default();
+    let mut config = config(&db);
+    config.retention = Duration::ZERO;
+    let shutdown = CancellationToken::new();
+    let running = tokio::spawn(relay(config.clone(), Mode::Forever, &log, &shutdown).run());
+    let mut session = SqliteSession::connect(&config).await.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while session.mark().await.unwrap().low_water < 8 {
+        assert!(Instant::now() < deadline, "nothing is cleaned up");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    shutdown.cancel();
+    running.await.unwrap().unwrap();
+    db.insert(10).await;
+    until_empty(config, &log).await.unwrap();
+    assert_eq!(log.ids(), (1..=10).collect::<Vec<_>>());
+    let settled = log.lock().checkpoint.as_ref().unwrap().position.settled;
+    assert_eq!(
+        settled,
+        crate::session::conformance::tally(&(1..=10).collect::<Vec<_>>())
+    );
+    assert_ne!(settled, Tally::default());
+}
+
+async fn wait(done: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !done() {
+        assert!(Instant::now() < deadline, "waited in vain");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
