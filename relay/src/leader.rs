@@ -295,6 +295,11 @@ pub(crate) async fn begin_term<S: Session, L: Log>(
         .checkpoint_bytes
         .saturating_sub(claim.head_bytes() + Tracker::RESERVE);
     let tracker = Tracker::load(position, holders.clone(), limit);
+    let tracker = if S::GAPLESS {
+        tracker.gapless()
+    } else {
+        tracker
+    };
     let reader = Reader {
         config: config.clone(),
         session: reader,

@@ -64,6 +64,7 @@ pub struct Tracker {
     position: Position,
     gaps: BTreeMap<i64, Gap>,
     gap_bytes_limit: usize,
+    gapless: bool,
 }
 
 impl Tracker {
@@ -90,6 +91,16 @@ impl Tracker {
             gaps: gaps.collect(),
             position,
             gap_bytes_limit,
+            gapless: false,
+        }
+    }
+
+    /// For a database with one writer at a time: no id below a visible one can still get a row.
+    #[must_use]
+    pub fn gapless(self) -> Self {
+        Self {
+            gapless: true,
+            ..self
         }
     }
 
@@ -254,7 +265,7 @@ impl Tracker {
             if id <= self.position.high {
                 return Err(Unexpected(id));
             }
-            if id > self.position.high + 1 {
+            if id > self.position.high + 1 && !self.gapless {
                 let hole = Interval {
                     low: self.position.high + 1,
                     high: id - 1,

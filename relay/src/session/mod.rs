@@ -276,6 +276,9 @@ pub(crate) struct Rewrite {
 ///
 /// No method is cancel safe: a caller that gives up drops the session.
 pub(crate) trait Session: Send + Sized + 'static {
+    /// One writer at a time: id order is commit order, and a hole stays a hole.
+    const GAPLESS: bool;
+
     /// Opens a session of its own, no pool.
     fn connect(config: &Config) -> impl Future<Output = Result<Self, Error>> + Send;
 

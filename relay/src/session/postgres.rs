@@ -154,6 +154,8 @@ impl Sql {
 }
 
 impl Session for PostgresSession {
+    const GAPLESS: bool = false;
+
     async fn connect(config: &Config) -> Result<Self, Error> {
         let Database::Postgres(options) = &config.database else {
             return Err(Error::Config(

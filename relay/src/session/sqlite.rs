@@ -100,6 +100,8 @@ impl Sql {
 }
 
 impl Session for SqliteSession {
+    const GAPLESS: bool = true;
+
     async fn connect(config: &Config) -> Result<Self, Error> {
         let Database::Sqlite(options) = &config.database else {
             return Err(Error::Config(
