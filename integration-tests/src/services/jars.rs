@@ -28,14 +28,24 @@ pub(crate) fn sources() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("kafka")
 }
 
-fn copy() -> Result<PathBuf> {
+/// Takes a lock file below `target`: several test processes may come to the same place at once. Released when the value
+/// goes, also by a crash.
+pub(crate) fn lock(name: &str) -> Result<std::fs::File> {
+    let file = std::fs::File::create(target()?.join(name))?;
+    file.lock()
+        .with_context(|| format!("cannot lock target/{name}"))?;
+    Ok(file)
+}
+
+fn target() -> Result<PathBuf> {
     let target = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
     std::fs::create_dir_all(&target)?;
-    let target = target.canonicalize()?;
-    // several test binaries may come here at once; the lock is released with the file handle, also by a crash
-    let lock = std::fs::File::create(target.join("kafka-libs.lock"))?;
-    lock.lock().context("cannot lock target/kafka-libs.lock")?;
+    Ok(target.canonicalize()?)
+}
 
+fn copy() -> Result<PathBuf> {
+    let _lock = lock("kafka-libs.lock")?;
+    let target = target()?;
     let pom = std::fs::read_to_string(sources().join("pom.xml"))?;
     let libs = target.join("kafka-libs");
     let stamp = libs.join("pom.xml");
