@@ -33,6 +33,8 @@ fn start(cli: &Cli) -> Result<(), Failure> {
     // Only the relay talks while it works; the other commands answer, and log what is unusual.
     let level = match cli.command {
         Command::Relay(_) => "info",
+        // Its lines say it all.
+        Command::Doctor(_) => "off",
         _ => "warn",
     };
     logs::start(settings.log, level);

@@ -36,7 +36,7 @@ pub(super) async fn examine(url: &DatabaseUrl, names: &Names, roles: &[Role]) ->
 
 /// Adds the line for an error of connecting or asking: whose fault it is, and what to do.
 pub(super) fn explain(checks: &mut Checks, name: &str, error: &sqlx::Error) {
-    let text = error.to_string();
+    let text = words(error);
     let code = error
         .as_database_error()
         .and_then(|e| e.code())
@@ -88,6 +88,14 @@ pub(super) fn explain(checks: &mut Checks, name: &str, error: &sqlx::Error) {
     checks.fail(name, text, remedy);
 }
 
+/// What the database said, without what sqlx puts around it.
+fn words(error: &sqlx::Error) -> String {
+    match error.as_database_error() {
+        Some(database) => database.message().to_owned(),
+        None => error.to_string(),
+    }
+}
+
 /// Adds the line for a question that got no answer in time.
 pub(super) fn late(checks: &mut Checks, name: &str) {
     checks.fail(
@@ -111,15 +119,24 @@ pub(super) fn schema(
             );
             true
         }
+        Err(oncebox_migrations::Error::Behind { version, latest }) => {
+            let found = match version {
+                0 => "Oncebox's tables are not there".to_owned(),
+                _ => format!("version {version}, this build needs {latest}"),
+            };
+            checks.fail(
+                "schema",
+                found,
+                "run `oncebox migrate`, or apply the SQL of `oncebox migrate --print`",
+            );
+            false
+        }
         Err(error) => {
             let text = crate::exit::with_sources(&error);
             let remedy = match error {
-                oncebox_migrations::Error::Behind { .. } => {
-                    "run `oncebox migrate`, or apply the SQL of `oncebox migrate --print`"
-                }
                 oncebox_migrations::Error::NewerSchema { .. } => "upgrade this program",
                 _ if text.contains("permission denied") => {
-                    "grant the rights that `oncebox migrate --grants` prints"
+                    "as the tables' owner, run what `oncebox migrate --grants` prints"
                 }
                 _ => "correct what it names",
             };

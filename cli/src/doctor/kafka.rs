@@ -3,17 +3,22 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+use oncebox_kafka::admin::{BrokerSettings, TopicSettings, broker_settings, topic_settings};
 use oncebox_kafka::{
     Cluster, Config, Error, ProducerOptions, Stability, TransactionalProducer, cluster, committed,
 };
 use tokio::time::timeout;
 
 use super::report::Checks;
+use crate::config::Relay;
 
 /// How long a question may take.
 const PATIENCE: Duration = Duration::from_secs(4);
 /// How long the transaction coordinator may take: the first producer of a cluster creates its topic.
 const TRANSACTIONS: Duration = Duration::from_secs(8);
+/// The most topics that are looked at one by one.
+const MOST_TOPICS: usize = 50;
 
 /// What later checks need to know.
 #[derive(Debug, Default)]
@@ -25,11 +30,7 @@ pub(super) struct Findings {
 }
 
 /// Examines Kafka. `source` is needed for transactions and checkpoint.
-pub(super) async fn examine(
-    config: &Config,
-    source: Option<&str>,
-    checkpoint_topic: &str,
-) -> Findings {
+pub(super) async fn examine(config: &Config, source: Option<&str>, relay: &Relay) -> Findings {
     let mut findings = Findings::default();
     let checks = &mut findings.checks;
     let cluster = match timeout(PATIENCE + Duration::from_secs(1), cluster(config, PATIENCE)).await
@@ -51,24 +52,31 @@ pub(super) async fn examine(
             cluster.cluster_id, config.bootstrap, cluster.brokers
         ),
     );
-    let there = topic_of_checkpoints(checks, &cluster, checkpoint_topic);
-    match source {
-        None => checks.skip("transactions", "needs --source"),
-        Some(source) => {
-            let (transactions, checkpoint) = tokio::join!(transactions(config, source), async {
-                if there {
-                    Some(checkpoint(config, source, checkpoint_topic).await)
-                } else {
-                    None
+    let there = topic_of_checkpoints(checks, &cluster, &relay.checkpoint_topic);
+    let (brokers, transactions, checkpoint) = tokio::join!(
+        brokers(config, relay),
+        async {
+            match source {
+                Some(source) => transactions(config, source).await,
+                None => {
+                    let mut checks = Checks::default();
+                    checks.skip("transactions", "needs --source");
+                    checks
                 }
-            });
-            checks.extend(transactions);
-            match checkpoint {
-                None => findings.checkpoint = Some(None),
-                Some(Ok(stored)) => findings.checkpoint = Some(stored),
-                Some(Err(broken)) => checks.extend(broken),
+            }
+        },
+        async {
+            match source {
+                Some(source) if there => checkpoint(config, source, &relay.checkpoint_topic).await,
+                _ => Ok(None),
             }
         }
+    );
+    checks.extend(brokers);
+    checks.extend(transactions);
+    match checkpoint {
+        Ok(stored) => findings.checkpoint = Some(stored),
+        Err(broken) => checks.extend(broken),
     }
     findings.cluster = Some(cluster);
     findings
@@ -143,51 +151,184 @@ async fn checkpoint(
     Err(checks)
 }
 
-/// Every topic that messages are written for must exist, and should survive the loss of a broker.
-pub(super) fn topics(checks: &mut Checks, cluster: &Cluster, wanted: &BTreeSet<String>) {
+/// Brokers: their version, and the limits that the relay's settings must fit into.
+async fn brokers(config: &Config, relay: &Relay) -> Checks {
+    let mut checks = Checks::default();
+    match timeout(
+        PATIENCE + Duration::from_secs(1),
+        broker_settings(config, PATIENCE),
+    )
+    .await
+    {
+        Ok(Ok(settings)) => judge_brokers(&mut checks, &settings, relay),
+        Ok(Err(error)) => explain(&mut checks, "brokers", &error),
+        Err(_) => late(&mut checks, "brokers", PATIENCE),
+    }
+    checks
+}
+
+fn judge_brokers(checks: &mut Checks, settings: &BrokerSettings, relay: &Relay) {
+    match settings.verifies_offset_commits() {
+        Some(true) => checks.ok("kafka version", "3.7 or newer"),
+        Some(false) => checks.fail(
+            "kafka version",
+            "a broker is older than 3.7",
+            "upgrade it: older brokers let a late request move the checkpoint back (G3)",
+        ),
+        None => checks.warn(
+            "kafka version",
+            "not known: the brokers do not show their configuration",
+            "make sure that every broker is 3.7 or newer, or grant DESCRIBE_CONFIGS on the cluster (G3)",
+        ),
+    }
+    let limit = |name: &str, wanted: u128| {
+        let allowed = settings
+            .smallest(name)
+            .and_then(|n| u128::try_from(n).ok())?;
+        (wanted > allowed).then_some(allowed)
+    };
+    if let Some(allowed) = limit(
+        "transaction.max.timeout.ms",
+        relay.transaction_timeout.as_millis(),
+    ) {
+        checks.fail(
+            "brokers",
+            format!(
+                "transaction.max.timeout.ms is {allowed}, the relay asks for {}",
+                relay.transaction_timeout.as_millis()
+            ),
+            "lower --transaction-timeout",
+        );
+    }
+    if let Some(allowed) = limit("offset.metadata.max.bytes", relay.checkpoint_bytes as u128) {
+        checks.fail(
+            "brokers",
+            format!(
+                "offset.metadata.max.bytes is {allowed}, the relay's checkpoint may have {}",
+                relay.checkpoint_bytes
+            ),
+            "lower --checkpoint-bytes",
+        );
+    }
+    if let Some(allowed) = limit(
+        "offsets.retention.minutes",
+        relay.heartbeat.as_secs().div_ceil(60).into(),
+    ) {
+        checks.fail(
+            "brokers",
+            format!("offsets.retention.minutes is {allowed}: the checkpoint expires before the relay renews it"),
+            "lower --heartbeat",
+        );
+    }
+}
+
+/// Every topic that messages are written for must exist, be writable, and should survive the loss of a broker.
+pub(super) async fn topics(config: &Config, brokers: usize, wanted: &BTreeSet<String>) -> Checks {
+    let mut checks = Checks::default();
     if wanted.is_empty() {
         checks.skip("topics", "the outbox names none; name some with --topic");
     }
-    for topic in wanted {
-        match cluster.topics.iter().find(|t| &t.name == topic) {
-            None => checks.fail(
-                "topic",
-                format!("{topic} does not exist, or this user may not see it"),
-                format!("kafka-topics.sh --create --topic {topic} --partitions … (and WRITE, DESCRIBE for the relay)"),
+    if wanted.len() > MOST_TOPICS {
+        checks.skip(
+            "topics",
+            format!(
+                "{} are named, the first {MOST_TOPICS} are checked",
+                wanted.len()
             ),
-            Some(found) if cluster.brokers > 1 && found.replicas < 2 => checks.warn(
-                "topic",
-                format!("{topic}: {} partitions, one replica on {} brokers", found.partitions, cluster.brokers),
-                "raise its replication factor: a lost broker loses published messages (G2)",
-            ),
-            Some(found) => checks.ok(
-                "topic",
-                format!("{topic}: {} partitions, {} replicas", found.partitions, found.replicas),
-            ),
+        );
+    }
+    let asked = wanted.iter().take(MOST_TOPICS).map(|topic| async move {
+        (
+            topic,
+            timeout(PATIENCE, topic_settings(config, topic)).await,
+        )
+    });
+    for (topic, answer) in join_all(asked).await {
+        match answer {
+            Ok(Ok(settings)) => judge_topic(&mut checks, brokers, topic, settings.as_ref()),
+            Ok(Err(error)) => explain(&mut checks, "topic", &error),
+            Err(_) => late(&mut checks, "topic", PATIENCE),
         }
+    }
+    checks
+}
+
+fn judge_topic(checks: &mut Checks, brokers: usize, topic: &str, settings: Option<&TopicSettings>) {
+    let Some(settings) = settings else {
+        checks.fail(
+            "topic",
+            format!("{topic} does not exist, or this user may not see it"),
+            format!("kafka-topics.sh --create --topic {topic} --partitions …, or grant DESCRIBE and WRITE"),
+        );
+        return;
+    };
+    let found = format!(
+        "{topic}: {} partitions, {} replicas",
+        settings.partitions, settings.replication
+    );
+    let in_sync = settings.min_insync_replicas();
+    if settings.may_write == Some(false) {
+        checks.fail(
+            "topic",
+            format!("{topic}: this user may not write"),
+            format!("grant WRITE on topic {topic} to the relay"),
+        );
+    } else if settings.unclean_leader_election() == Some(true) {
+        checks.warn(
+            "topic",
+            format!("{found}, unclean.leader.election.enable=true"),
+            "set it to false: an unclean election loses published messages (G2)",
+        );
+    } else if brokers > 1 && settings.replication < 2 {
+        checks.warn(
+            "topic",
+            found,
+            "raise its replication factor: a lost broker loses published messages (G2)",
+        );
+    } else if settings.replication > 1 && in_sync == Some(1) {
+        checks.warn(
+            "topic",
+            format!("{found}, min.insync.replicas=1"),
+            "set it to 2: a message may be acknowledged by one broker and lost with it (G2)",
+        );
+    } else {
+        checks.ok("topic", found);
     }
 }
 
 /// Adds the line for an error of Kafka.
 fn explain(checks: &mut Checks, name: &str, error: &Error) {
-    let (name, remedy) = match error {
+    let place = |reason: &str, bootstrap: &str| format!("{bootstrap}: {reason}");
+    let (name, found, remedy) = match error {
         Error::Config { .. } => (
             name,
+            error.to_string(),
             "correct the property it names (--kafka-property, ONCEBOX_KAFKA_…)",
         ),
-        Error::Unreachable { .. } => (
+        Error::Unreachable { bootstrap, reason } => (
             name,
+            place(reason, bootstrap),
             "start Kafka there, or correct --kafka and security.protocol",
         ),
-        Error::Authentication { .. } => (
+        Error::Authentication { bootstrap, reason } => (
             "kafka credentials",
+            place(reason, bootstrap),
             "correct sasl.username, sasl.password (ONCEBOX_KAFKA_SASL_PASSWORD) and sasl.mechanism",
         ),
-        Error::Authorization { remedy, .. } => (name, *remedy),
-        _ if error.is_retriable() => (name, "try again; if it stays, look at the brokers' log"),
-        _ => (name, "look at the brokers' log"),
+        Error::Authorization {
+            operation,
+            code,
+            reason,
+            remedy,
+        } => (name, format!("{operation}: {code}: {reason}"), *remedy),
+        _ if error.is_retriable() => (
+            name,
+            error.to_string(),
+            "try again; if it stays, look at the brokers' log",
+        ),
+        _ => (name, error.to_string(), "look at the brokers' log"),
     };
-    checks.fail(name, error.to_string(), remedy);
+    checks.fail(name, found, remedy);
 }
 
 fn late(checks: &mut Checks, name: &str, patience: Duration) {
@@ -200,8 +341,6 @@ fn late(checks: &mut Checks, name: &str, patience: Duration) {
 
 #[cfg(test)]
 mod tests {
-    use oncebox_kafka::TopicInfo;
-
     use super::*;
 
     #[test]
@@ -215,29 +354,76 @@ mod tests {
         );
     }
 
-    #[test]
-    fn topics_are_missing_thin_or_fine() {
-        let topic = |name: &str, replicas| TopicInfo {
-            name: name.into(),
+    fn topic(replication: usize, config: &[(&str, &str)]) -> TopicSettings {
+        let config = config
+            .iter()
+            .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+            .collect();
+        TopicSettings {
+            id: "t".into(),
             partitions: 3,
-            replicas,
+            replication,
+            may_write: Some(true),
+            may_read: None,
+            config,
+        }
+    }
+
+    #[test]
+    fn topics_are_missing_thin_forbidden_or_fine() {
+        let verdict = |settings: Option<TopicSettings>| {
+            let mut checks = Checks::default();
+            judge_topic(&mut checks, 3, "orders", settings.as_ref());
+            checks.text().lines().next().unwrap_or_default().to_owned()
         };
-        let cluster = Cluster {
-            cluster_id: "c".into(),
-            brokers: 3,
-            topics: vec![topic("good", 3), topic("thin", 1)],
-        };
-        let wanted = ["good", "thin", "gone"].map(String::from).into();
-        let mut checks = Checks::default();
-        topics(&mut checks, &cluster, &wanted);
-        let text = checks.text();
+        assert!(verdict(None).contains("--create --topic orders"));
+        assert!(verdict(Some(topic(1, &[]))).starts_with("warn"));
+        assert!(verdict(Some(topic(3, &[("min.insync.replicas", "1")]))).starts_with("warn"));
         assert!(
-            text.contains("FAIL  topic  gone") && text.contains("--create --topic gone"),
-            "{text}"
+            verdict(Some(topic(
+                3,
+                &[("unclean.leader.election.enable", "true")]
+            )))
+            .starts_with("warn")
+        );
+        assert!(verdict(Some(topic(3, &[("min.insync.replicas", "2")]))).starts_with("ok"));
+        let forbidden = TopicSettings {
+            may_write: Some(false),
+            ..topic(3, &[])
+        };
+        assert!(verdict(Some(forbidden)).starts_with("FAIL"));
+    }
+
+    #[test]
+    fn old_brokers_and_limits_below_the_relays_settings_fail() {
+        let relay = crate::config::load(None, [], &crate::config::Flags::default())
+            .unwrap()
+            .relay;
+        let verdict = |config: &[(&str, &str)]| {
+            let config = config
+                .iter()
+                .map(|(k, v)| ((*k).to_owned(), (*v).to_owned()))
+                .collect();
+            let mut checks = Checks::default();
+            judge_brokers(
+                &mut checks,
+                &BrokerSettings {
+                    config: [(1, config)].into(),
+                },
+                &relay,
+            );
+            checks.text()
+        };
+        let new = ("telemetry.max.bytes", "1");
+        assert!(verdict(&[new]).starts_with("ok"));
+        assert!(verdict(&[("x", "1")]).starts_with("FAIL  kafka version"));
+        assert!(
+            verdict(&[new, ("transaction.max.timeout.ms", "1000")])
+                .contains("--transaction-timeout")
         );
         assert!(
-            text.contains("warn  topic  thin") && text.contains("ok    topic  good"),
-            "{text}"
+            verdict(&[new, ("offset.metadata.max.bytes", "1024")]).contains("--checkpoint-bytes")
         );
+        assert!(verdict(&[new, ("offsets.retention.minutes", "30")]).contains("--heartbeat"));
     }
 }

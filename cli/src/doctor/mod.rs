@@ -32,7 +32,7 @@ pub(crate) async fn run(args: &Doctor, settings: &Settings) -> Result<(), Failur
     let source = settings.source.as_ref().map(|s| s.as_str());
     let broker = async {
         match settings.kafka() {
-            Ok(config) => kafka::examine(&config, source, &settings.relay.checkpoint_topic).await,
+            Ok(config) => kafka::examine(&config, source, &settings.relay).await,
             Err(missing) => kafka::Findings {
                 checks: not_given("kafka", &missing),
                 ..Default::default()
@@ -40,7 +40,13 @@ pub(crate) async fn run(args: &Doctor, settings: &Settings) -> Result<(), Failur
         }
     };
     let (database, broker) = tokio::join!(database, broker);
-    let checks = together(args, source, database, broker);
+    let mut wanted = database.topics.clone();
+    wanted.extend(args.topic.iter().cloned());
+    let topics = match (&broker.cluster, settings.kafka()) {
+        (Some(cluster), Ok(config)) => kafka::topics(&config, cluster.brokers, &wanted).await,
+        _ => skipped("topics", "Kafka did not answer"),
+    };
+    let checks = together(source, database, broker, topics);
     print(&if args.json {
         checks.json()
     } else {
@@ -55,19 +61,14 @@ pub(crate) async fn run(args: &Doctor, settings: &Settings) -> Result<(), Failur
 
 /// The checks that need both sides.
 fn together(
-    args: &Doctor,
     source: Option<&str>,
     database: database::Findings,
     broker: kafka::Findings,
+    topics: Checks,
 ) -> Checks {
     let mut checks = database.checks;
     checks.extend(broker.checks);
-    let mut wanted = database.topics;
-    wanted.extend(args.topic.iter().cloned());
-    match &broker.cluster {
-        Some(cluster) => kafka::topics(&mut checks, cluster, &wanted),
-        None => checks.skip("topics", "Kafka did not answer"),
-    }
+    checks.extend(topics);
     match (&broker.cluster, source, &database.mark, &broker.checkpoint) {
         (None, ..) => checks.skip("checkpoint", "Kafka did not answer"),
         (_, None, ..) => checks.skip("checkpoint", "needs --source"),
@@ -94,5 +95,11 @@ fn together(
 fn not_given(name: &str, missing: &ConfigError) -> Checks {
     let mut checks = Checks::default();
     checks.fail(name, "not given", missing.to_string());
+    checks
+}
+
+fn skipped(name: &str, why: &str) -> Checks {
+    let mut checks = Checks::default();
+    checks.skip(name, why);
     checks
 }
