@@ -1,5 +1,7 @@
-//! The consumer.
+//! The group consumer. It decides nothing by itself: where to start, what is done and what is committed is said by the
+//! inbox, which asks its database.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +9,7 @@ use bytes::Bytes;
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::sys::{ConsumerClient, Polled, Rebalance};
 
 /// A consumed record.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,15 +18,15 @@ pub struct Message {
     pub topic: Arc<str>,
     /// Partition.
     pub partition: i32,
-    /// Offset.
+    /// Offset. The next record's is larger, but not always by one: transaction markers take offsets, too.
     pub offset: i64,
-    /// Record time in milliseconds since the Unix epoch; −1 = none.
+    /// Time of the record in milliseconds since the Unix epoch; −1 = it has none.
     pub timestamp_ms: i64,
     /// Key.
     pub key: Option<Bytes>,
     /// Payload; `None` is a tombstone.
     pub payload: Option<Bytes>,
-    /// Headers in their order.
+    /// Headers in their order; a name may occur more than once.
     pub headers: Vec<(String, Option<Bytes>)>,
 }
 
@@ -32,11 +35,13 @@ pub struct Message {
 pub enum ConsumerEvent {
     /// A record.
     Message(Message),
-    /// These partitions are ours: call [`Consumer::assign`] with offsets after taking ownership.
+    /// The group gave us exactly these partitions. Nothing is fetched yet: take ownership, then call [`Consumer::assign`]
+    /// with their offsets. The next rebalance waits until then, at most `max.poll.interval.ms`.
     Assigned(Vec<(String, i32)>),
-    /// These partitions are not ours any more; already unassigned.
+    /// These partitions are ours no more: they are already unassigned, and offsets can no longer be stored for them.
     Revoked(Vec<(String, i32)>),
-    /// The position is outside the log.
+    /// The position is outside the log: the topic was re-created or cut, or records expired. The partition is not
+    /// fetched until it is assigned anew.
     OutOfRange {
         /// Topic.
         topic: String,
@@ -47,73 +52,156 @@ pub enum ConsumerEvent {
         /// What the broker said.
         reason: String,
     },
-    /// Something failed; see [`Error::is_fatal`].
+    /// Something failed. librdkafka goes on by itself unless [`Error::is_fatal`].
     Error(Error),
 }
 
-/// A group consumer.
-#[derive(Debug)]
-pub struct Consumer {}
+/// A group consumer, polled from one thread: blocking calls, no async.
+///
+/// No automatic commit, no automatic offset store, `auto.offset.reset=error`, `isolation.level=read_committed`, eager
+/// assignment (`range`). A committed offset is the next one to read.
+///
+/// Dropping it leaves the group without committing; that happens on a thread of its own, for which the drop waits at most
+/// 10 s.
+pub struct Consumer {
+    client: ConsumerClient,
+}
 
 impl Consumer {
-    /// Subscribes.
-    pub fn subscribe(_config: &Config, _group: &str, _topics: &[String]) -> Result<Self, Error> {
-        todo!()
+    /// Joins the group.
+    ///
+    /// # Errors
+    /// [`Error::Config`]. Everything that needs a broker comes later, from [`Self::poll`].
+    pub fn subscribe(config: &Config, group: &str, topics: &[String]) -> Result<Self, Error> {
+        let client = ConsumerClient::create(config, group, true)?;
+        client.subscribe(topics)?;
+        Ok(Self { client: client })
     }
-    /// Polls.
-    pub fn poll(&self, _timeout: Duration) -> Option<ConsumerEvent> {
-        todo!()
+
+    /// The next event, or `None` after the time-out. Must be called at least every `max.poll.interval.ms` (5 min),
+    /// also while everything is paused; otherwise the group gives the partitions to somebody else.
+    #[must_use]
+    pub fn poll(&self, timeout: Duration) -> Option<ConsumerEvent> {
+        match self.client.poll(timeout) {
+            Polled::Nothing => None,
+            Polled::Message(message) => Some(ConsumerEvent::Message(message)),
+            Polled::Rebalance(Rebalance::Assigned(partitions)) => {
+                Some(ConsumerEvent::Assigned(partitions))
+            }
+            Polled::Rebalance(Rebalance::Revoked(partitions)) => {
+                Some(ConsumerEvent::Revoked(partitions))
+            }
+            Polled::OutOfRange {
+                topic,
+                partition,
+                offset,
+                reason,
+            } => Some(ConsumerEvent::OutOfRange {
+                topic,
+                partition,
+                offset,
+                reason,
+            }),
+            Polled::Error(error) => Some(ConsumerEvent::Error(error)),
+        }
     }
-    /// Assigns.
-    pub fn assign(&self, _partitions: &[(String, i32, i64)]) -> Result<(), Error> {
-        todo!()
+
+    /// Starts to fetch these partitions at these offsets, and no others: the answer to [`ConsumerEvent::Assigned`], also
+    /// if nothing was assigned.
+    ///
+    /// # Errors
+    /// If the client is closing, or a topic's name cannot exist.
+    pub fn assign(&self, partitions: &[(String, i32, i64)]) -> Result<(), Error> {
+        self.client.assign(partitions)
     }
-    /// Seeks.
+
+    /// Goes on at another offset. Records that were fetched before are not returned any more.
+    ///
+    /// # Errors
+    /// If the partition is not assigned, or the time-out passes.
     pub fn seek(
         &self,
-        _topic: &str,
-        _partition: i32,
-        _offset: i64,
-        _timeout: Duration,
+        topic: &str,
+        partition: i32,
+        offset: i64,
+        timeout: Duration,
     ) -> Result<(), Error> {
-        todo!()
+        self.client.seek(topic, partition, offset, timeout)
     }
-    /// Pauses.
-    pub fn pause(&self, _partitions: &[(String, i32)]) -> Result<(), Error> {
-        todo!()
+
+    /// Stops fetching these partitions, and throws away what was fetched ahead.
+    ///
+    /// # Errors
+    /// If a partition is not assigned.
+    pub fn pause(&self, partitions: &[(String, i32)]) -> Result<(), Error> {
+        self.client.pause(partitions)
     }
-    /// Resumes.
-    pub fn resume(&self, _partitions: &[(String, i32)]) -> Result<(), Error> {
-        todo!()
+
+    /// Fetches these partitions again, after the last record that was returned.
+    ///
+    /// # Errors
+    /// If a partition is not assigned.
+    pub fn resume(&self, partitions: &[(String, i32)]) -> Result<(), Error> {
+        self.client.resume(partitions)
     }
-    /// Stores.
-    pub fn store(&self, _topic: &str, _partition: i32, _next_offset: i64) -> Result<(), Error> {
-        todo!()
+
+    /// Stores the next offset to read, exactly as given, for [`Self::commit_stored`]. To be called only after the database
+    /// transaction with the effects of everything below it has been committed (G7).
+    ///
+    /// # Errors
+    /// If the partition is not assigned (any more).
+    pub fn store(&self, topic: &str, partition: i32, next_offset: i64) -> Result<(), Error> {
+        self.client.store(topic, partition, next_offset)
     }
-    /// Commits.
+
+    /// Commits what is stored and waits for the broker's answer; nothing stored is fine.
+    ///
+    /// # Errors
+    /// [`Error::Kafka`]; the offsets stay stored.
     pub fn commit_stored(&self) -> Result<(), Error> {
-        todo!()
+        self.client.commit_stored()
     }
-    /// Low and high watermark.
+
+    /// Low and high watermark: the first offset that the partition still has, and the offset of its next record.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTopic`], [`Error::Kafka`].
     pub fn watermarks(
         &self,
-        _topic: &str,
-        _partition: i32,
-        _timeout: Duration,
+        topic: &str,
+        partition: i32,
+        timeout: Duration,
     ) -> Result<(i64, i64), Error> {
-        todo!()
+        self.client.watermarks(topic, partition, timeout)
     }
-    /// The group's committed offset.
+
+    /// The offset that this group has committed; `Ok(None)` = none.
+    ///
+    /// # Errors
+    /// As [`crate::committed`]: an error means unknown.
     pub fn committed(
         &self,
-        _topic: &str,
-        _partition: i32,
-        _timeout: Duration,
+        topic: &str,
+        partition: i32,
+        timeout: Duration,
     ) -> Result<Option<i64>, Error> {
-        todo!()
+        Ok(self
+            .client
+            .committed(topic, partition, timeout)?
+            .map(|(offset, _)| offset))
     }
-    /// Closes.
+
+    /// Commits what is stored, leaves the group and destroys the client; waits for it, at most 10 s.
     pub fn close(self) {
-        todo!()
+        if let Err(error) = self.commit_stored() {
+            tracing::info!(%error, "the last offsets were not committed; their records come again and are recognised");
+        }
+        // `drop` does the rest.
+    }
+}
+
+impl fmt::Debug for Consumer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Consumer").finish_non_exhaustive()
     }
 }

@@ -44,9 +44,10 @@ pub enum Error {
         /// The right to grant.
         remedy: &'static str,
     },
-    /// The topic does not exist.
+    /// The topic, or the partition asked for, does not exist.
     #[error(
-        "Kafka topic `{topic}` does not exist; create it, for example: kafka-topics.sh --create --topic {topic}"
+        "Kafka topic `{topic}`, or the partition asked for, does not exist; create it, for example: \
+         kafka-topics.sh --create --topic {topic}"
     )]
     UnknownTopic {
         /// The topic's name.

@@ -3,18 +3,22 @@
 //! itself.
 
 pub mod admin;
+mod classify;
 mod config;
 mod consumer;
+mod driver;
 pub mod envelope;
 mod error;
 pub mod partition;
 mod producer;
 mod record;
 mod sys;
+mod thread;
 mod transact_error;
 
 pub use admin::{
-    Cluster, Stability, TopicInfo, TopicSpec, cluster, committed, ensure_topic, topic_id,
+    BrokerSettings, Cluster, Stability, TopicInfo, TopicSettings, TopicSpec, broker_settings,
+    cluster, committed, ensure_topic, offset_for_time, topic_id, topic_settings, watermarks,
 };
 pub use config::Config;
 pub use consumer::{Consumer, ConsumerEvent, Message};

@@ -1,0 +1,534 @@
+//! The life of one transaction, on the producer's thread.
+//!
+//! Errors have two answers: the same call again until the transaction's deadline, or abort if possible and else rebuild.
+//! There is no third: after a rebuild the checkpoint decides what happened.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::classify::{self, Action, Delivery};
+use crate::config::Config;
+use crate::error::Error;
+use crate::producer::{Clock, Committed, ProducerOptions, Step};
+use crate::record::{Offsets, Record, SourceTag, Transaction};
+use crate::sys::{CallError, Code, FailedRecord, NotProduced, Producer};
+use crate::transact_error::{Cause, Outcome, Refused, TransactError};
+
+/// The longest wait inside one call of librdkafka, so that callbacks are served in between.
+const SLICE: Duration = Duration::from_secs(1);
+/// How long an abort may take before the producer is given up instead.
+const ABORT: Duration = Duration::from_secs(10);
+/// Records between two looks at delivery reports and clock.
+const STRIDE: usize = 256;
+const BEGIN: &str = "begin";
+const SEND_OFFSETS: &str = "send the checkpoint";
+
+pub(crate) struct Driver {
+    producer: Producer,
+    options: ProducerOptions,
+    clock: Arc<Clock>,
+    /// Records acknowledged in the running transaction.
+    delivered: usize,
+    /// Why this producer must not begin another transaction.
+    refused: Option<String>,
+}
+
+/// What made a transaction fail.
+enum Trigger {
+    Call(CallError, Action),
+    Record(usize, NotProduced),
+    /// Delivery reports with errors, or none until the deadline.
+    Delivery,
+}
+
+impl Driver {
+    /// Creates the client and waits for its epoch.
+    pub(crate) fn open(
+        config: &Config,
+        transactional_id: &str,
+        options: ProducerOptions,
+        clock: Arc<Clock>,
+        is_abandoned: impl Fn() -> bool,
+    ) -> Result<Self, Error> {
+        let start = Instant::now();
+        let on_commit_sent = options.on_step.clone().map(|on_step| {
+            let call: Box<dyn Fn() + Send + Sync> = Box::new(move || on_step(Step::EndTxnSent));
+            call
+        });
+        let producer = Producer::create(
+            config,
+            transactional_id,
+            options.transaction_timeout,
+            on_commit_sent,
+        )?;
+        const OPERATION: &str = "open the transactional producer";
+        loop {
+            let left = options.transaction_timeout.saturating_sub(start.elapsed());
+            let error = match producer.init(left.min(SLICE)) {
+                Ok(()) => break,
+                Err(error) => error,
+            };
+            producer.client().poll(Duration::ZERO);
+            let explained = producer.client().explain(OPERATION, &error, start, None);
+            let again = classify::transactional(error.flags, producer.client().fatal().is_some())
+                == Action::CallAgain;
+            if !again
+                || explained.is_authentication()
+                || explained.is_authorization()
+                || left.is_zero()
+                || is_abandoned()
+            {
+                return Err(explained);
+            }
+        }
+        tracing::info!(transactional_id, elapsed = ?start.elapsed(), "transactional producer is open");
+        Ok(Self {
+            producer,
+            options,
+            clock,
+            delivered: 0,
+            refused: None,
+        })
+    }
+
+    /// Serves callbacks between transactions.
+    pub(crate) fn idle(&self) {
+        self.producer.client().poll(Duration::ZERO);
+    }
+
+    /// No further transaction, for this reason.
+    pub(crate) fn refuse(&mut self, reason: &str) {
+        self.refused.get_or_insert_with(|| reason.to_owned());
+    }
+
+    pub(crate) fn transact(&mut self, t: &Transaction) -> Result<Committed, TransactError> {
+        if let Some(reason) = &self.refused {
+            return Err(TransactError {
+                step: BEGIN,
+                cause: Cause::NeedsRebuild {
+                    reason: reason.clone(),
+                },
+                outcome: Outcome::DidNotHappen,
+                needs_rebuild: true,
+                retriable: true,
+            });
+        }
+        if t.records.is_empty() && t.offsets.is_none() {
+            return Ok(Committed {
+                tainted: None,
+                records: 0,
+            });
+        }
+        let start = Instant::now();
+        let deadline = start + self.options.transaction_timeout;
+        let result = self.run(t, deadline);
+        let result = match result {
+            Ok(()) => {
+                let tainted = self.taint();
+                if let Some(reason) = &tainted {
+                    tracing::warn!(
+                        reason,
+                        "committed, but a late request may end the next transaction: rebuild"
+                    );
+                    self.refuse(reason);
+                }
+                Ok(Committed {
+                    tainted,
+                    records: t.records.len(),
+                })
+            }
+            Err((step, trigger)) => Err(self.fail(step, trigger, t, start)),
+        };
+        self.producer.release();
+        result
+    }
+
+    /// The happy path; the caller cleans up.
+    fn run(&mut self, t: &Transaction, deadline: Instant) -> Result<(), (&'static str, Trigger)> {
+        self.call(deadline, |p, _| p.begin())
+            .map_err(|t| (BEGIN, t))?;
+        self.delivered = 0;
+        self.step(Step::Begun);
+        self.produce(&t.records, t.source.as_ref(), deadline)
+            .map_err(|t| ("produce", t))?;
+        self.wait_for_acks(t.records.len(), deadline)
+            .map_err(|t| ("wait for acknowledgements", t))?;
+        self.step(Step::Acked);
+        // After the acknowledgements, not before: by then the coordinator has finished with the transaction before, and
+        // does not answer CONCURRENT_TRANSACTIONS.
+        if let Some(offsets) = &t.offsets {
+            self.send_offsets(offsets, deadline)
+                .map_err(|t| (SEND_OFFSETS, t))?;
+            self.step(Step::OffsetsSent);
+        }
+        self.producer.tap().committing(true);
+        let result = self.call(deadline, |p, timeout| p.commit(timeout));
+        self.producer.tap().committing(false);
+        result.map_err(|t| ("commit", t))?;
+        self.step(Step::Committed);
+        Ok(())
+    }
+
+    fn produce(
+        &mut self,
+        records: &[Record],
+        source: Option<&SourceTag>,
+        deadline: Instant,
+    ) -> Result<(), Trigger> {
+        for (index, record) in records.iter().enumerate() {
+            while let Err(error) = self.producer.produce(index, record, source) {
+                if !matches!(error, NotProduced::QueueFull) {
+                    return Err(Trigger::Record(index, error));
+                }
+                self.producer.client().poll(Duration::from_millis(10));
+                self.look(deadline)?;
+            }
+            if index == records.len() / 2 {
+                self.step(Step::Producing);
+            }
+            if index % STRIDE == STRIDE - 1 {
+                self.producer.client().poll(Duration::ZERO);
+                self.look(deadline)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Every record has a delivery report, and none is an error: only then is anything committed (G2).
+    fn wait_for_acks(&mut self, sent: usize, deadline: Instant) -> Result<(), Trigger> {
+        loop {
+            self.look(deadline)?;
+            if self.delivered == sent {
+                return Ok(());
+            }
+            // Returns as soon as there is a report.
+            self.producer.client().poll(left(deadline).min(SLICE));
+        }
+    }
+
+    /// Fails the transaction at the first delivery error and at the deadline; a report is progress.
+    fn look(&mut self, deadline: Instant) -> Result<(), Trigger> {
+        let (delivered, failed) = self.producer.acks();
+        if delivered != self.delivered {
+            self.delivered = delivered;
+            self.clock.tick();
+        }
+        if failed > 0 || Instant::now() >= deadline {
+            return Err(Trigger::Delivery);
+        }
+        Ok(())
+    }
+
+    fn send_offsets(&mut self, offsets: &Offsets, deadline: Instant) -> Result<(), Trigger> {
+        self.call(deadline, |p, timeout| p.send_offsets(offsets, timeout))
+    }
+
+    /// Makes a call until it succeeds, fails for good, or the deadline has passed.
+    fn call(
+        &mut self,
+        deadline: Instant,
+        mut make: impl FnMut(&mut Producer, Duration) -> Result<(), CallError>,
+    ) -> Result<(), Trigger> {
+        loop {
+            let error = match make(&mut self.producer, left(deadline)) {
+                Ok(()) => return Ok(()),
+                Err(error) => error,
+            };
+            let action =
+                classify::transactional(error.flags, self.producer.client().fatal().is_some());
+            if action != Action::CallAgain || Instant::now() >= deadline {
+                return Err(Trigger::Call(error, action));
+            }
+            tracing::debug!(
+                code = error.code.name(),
+                reason = error.reason,
+                "call again"
+            );
+            // Serves callbacks, and keeps an answer that is wrongly called retriable from becoming a busy loop.
+            self.producer.client().poll(Duration::from_millis(10));
+        }
+    }
+
+    fn step(&self, step: Step) {
+        self.clock.tick();
+        if let Some(on_step) = &self.options.on_step {
+            on_step(step);
+        }
+    }
+
+    fn taint(&self) -> Option<String> {
+        self.producer
+            .tap()
+            .taint()
+            .filter(|_| self.options.taint_rule)
+    }
+
+    /// Aborts if possible, and says what is known.
+    fn fail(
+        &mut self,
+        step: &'static str,
+        trigger: Trigger,
+        t: &Transaction,
+        start: Instant,
+    ) -> TransactError {
+        let commit_was_sent = self.producer.tap().end_txn_was_sent();
+        let may_abort = match &trigger {
+            Trigger::Call(_, Action::Rebuild) => false,
+            // A commit that is still in progress at the deadline can only be resumed, not aborted.
+            Trigger::Call(_, Action::CallAgain) => step == SEND_OFFSETS,
+            _ => step != BEGIN,
+        };
+        let why = if step == BEGIN {
+            None
+        } else {
+            self.producer.why_abortable()
+        };
+        let aborted = may_abort && self.abort();
+        let mut tainted = self.taint();
+        if step == SEND_OFFSETS
+            && self.options.taint_rule
+            && self.producer.tap().offset_commit_was_sent()
+        {
+            // The call was given up; its request goes over another connection than the abort, so that the answer to the
+            // abort does not prove that it has arrived.
+            tainted = tainted.or_else(|| Some("TxnOffsetCommit may still be under way".to_owned()));
+        }
+        let cause = self.cause(trigger, why, t, start);
+        let error = TransactError {
+            step,
+            retriable: match &cause {
+                Cause::Refused(_) | Cause::Topic { .. } => false,
+                Cause::NotAcknowledged { .. } | Cause::NeedsRebuild { .. } => true,
+                Cause::Call(error) => {
+                    !(error.is_config()
+                        || error.is_authentication()
+                        || error.is_authorization()
+                        || error.is_fenced())
+                }
+            },
+            cause,
+            // An abort that the broker accepted, with nothing left under way, proves that there was no commit.
+            outcome: if commit_was_sent && !(aborted && tainted.is_none()) {
+                Outcome::Unknown
+            } else {
+                Outcome::DidNotHappen
+            },
+            needs_rebuild: !aborted || tainted.is_some(),
+        };
+        tracing::warn!(%error, aborted, ?tainted, outcome = ?error.outcome, "transaction failed");
+        if error.needs_rebuild {
+            let reason = tainted.unwrap_or_else(|| error.to_string());
+            self.refuse(&reason);
+        }
+        error
+    }
+
+    fn abort(&mut self) -> bool {
+        let deadline = Instant::now() + ABORT.min(self.options.transaction_timeout);
+        match self.call(deadline, |p, timeout| p.abort(timeout)) {
+            Ok(()) => true,
+            Err(Trigger::Call(error, _)) => {
+                tracing::warn!(
+                    code = error.code.name(),
+                    reason = error.reason,
+                    "abort failed: rebuild"
+                );
+                false
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// The delivery reports know better than the call that failed because of them, and librdkafka's reason for an abort
+    /// better than the purged records.
+    fn cause(
+        &self,
+        trigger: Trigger,
+        why: Option<CallError>,
+        t: &Transaction,
+        start: Instant,
+    ) -> Cause {
+        let mut failures = self.producer.failures();
+        if let Trigger::Record(index, NotProduced::Refused(error)) = &trigger {
+            failures.push(FailedRecord {
+                index: *index,
+                code: error.code,
+                reason: error.reason.clone(),
+            });
+        }
+        if let Trigger::Record(index, NotProduced::Unencodable(reason)) = trigger {
+            let topic = topic_of(&t.records, index);
+            return Cause::Refused(Refused {
+                index,
+                suspects: vec![index],
+                topic,
+                code: "LOCAL".into(),
+                reason,
+            });
+        }
+        if let Some(cause) =
+            from_reports(&failures, &t.records).or_else(|| from_topic(why.as_ref()?, &t.records))
+        {
+            return cause;
+        }
+        let client = self.producer.client();
+        let error = match (client.fatal(), trigger) {
+            // The fatal error, not the call that stumbled over it.
+            (Some((code, reason)), _) => CallError {
+                code,
+                reason,
+                flags: classify::Flags {
+                    fatal: true,
+                    ..Default::default()
+                },
+            },
+            (None, Trigger::Call(error, _)) => error,
+            (None, _) => return self.not_acknowledged(t, &failures, why, start),
+        };
+        let topic = t.offsets.as_ref().map(|offsets| offsets.topic.as_str());
+        Cause::Call(client.explain("transact", &error, start, topic))
+    }
+
+    fn not_acknowledged(
+        &self,
+        t: &Transaction,
+        failures: &[FailedRecord],
+        why: Option<CallError>,
+        start: Instant,
+    ) -> Cause {
+        let first = failures
+            .iter()
+            .find(|f| classify::delivery(f.code) != Delivery::Bystander);
+        let error = match (first, why) {
+            (Some(first), _) => CallError {
+                code: first.code,
+                reason: first.reason.clone(),
+                flags: classify::Flags::default(),
+            },
+            (None, Some(why)) => why,
+            (None, None) => CallError {
+                code: Code::LOCAL_MSG_TIMED_OUT,
+                reason: "no acknowledgement until the transaction's deadline".to_owned(),
+                flags: classify::Flags::default(),
+            },
+        };
+        // A time-out because the broker refuses us, or is not there, is no riddle.
+        let explained = self
+            .producer
+            .client()
+            .explain("transact", &error, start, None);
+        if explained.is_authentication() || explained.is_authorization() || explained.is_fenced() {
+            return Cause::Call(explained);
+        }
+        let reason = match explained {
+            Error::Unreachable { reason, .. } if reason != error.reason => {
+                format!("{} ({reason})", error.reason)
+            }
+            _ => error.reason,
+        };
+        let failed = failures.len().max(t.records.len() - self.producer.acks().0);
+        Cause::NotAcknowledged {
+            sent: t.records.len(),
+            failed,
+            code: error.code.name(),
+            reason,
+        }
+    }
+}
+
+/// A refusal or a topic's trouble, if the reports contain one.
+fn from_reports(failures: &[FailedRecord], records: &[Record]) -> Option<Cause> {
+    let refused = failures
+        .iter()
+        .find(|f| classify::delivery(f.code) == Delivery::Refused);
+    if let Some(first) = refused {
+        let mut suspects: Vec<usize> = failures
+            .iter()
+            .filter(|f| f.code == first.code)
+            .map(|f| f.index)
+            .collect();
+        suspects.sort_unstable();
+        let index = if classify::is_about_size(first.code) {
+            suspects
+                .iter()
+                .copied()
+                .max_by_key(|i| records.get(*i).map_or(0, size))
+                .unwrap_or(first.index)
+        } else {
+            first.index
+        };
+        let mut reason = first.reason.clone();
+        if suspects.len() > 1 && classify::is_about_size(first.code) {
+            reason = format!(
+                "{reason} (it came back for a batch of {} records: either this one is too large, or the topic's \
+                 max.message.bytes is below `kafka.batch.size`)",
+                suspects.len()
+            );
+        }
+        return Some(Cause::Refused(Refused {
+            index,
+            suspects,
+            topic: topic_of(records, index),
+            code: first.code.name(),
+            reason,
+        }));
+    }
+    let topic = failures
+        .iter()
+        .find(|f| classify::delivery(f.code) == Delivery::Topic)?;
+    Some(topic_trouble(
+        topic_of(records, topic.index),
+        topic.code,
+        &topic.reason,
+    ))
+}
+
+/// A topic's trouble that came up while its partitions were added to the transaction: the reason quotes the topic.
+fn from_topic(why: &CallError, records: &[Record]) -> Option<Cause> {
+    if classify::delivery(why.code) != Delivery::Topic {
+        return None;
+    }
+    let record = records
+        .iter()
+        .find(|record| why.reason.contains(&format!("\"{}\"", record.topic)));
+    let record = record.or_else(|| {
+        records
+            .iter()
+            .find(|record| why.reason.contains(&*record.topic))
+    });
+    let name = record.or(records.first())?.topic.to_string();
+    Some(topic_trouble(name, why.code, &why.reason))
+}
+
+fn topic_trouble(topic: String, code: Code, reason: &str) -> Cause {
+    let remedy = match code {
+        Code::TOPIC_AUTHORIZATION_FAILED => {
+            "grant this principal DESCRIBE and WRITE on it".to_owned()
+        }
+        Code::UNKNOWN_TOPIC_OR_PART | Code::LOCAL_UNKNOWN_TOPIC | Code::LOCAL_UNKNOWN_PARTITION => {
+            format!("create it, for example: kafka-topics.sh --create --topic {topic}")
+        }
+        _ => "see its configuration".to_owned(),
+    };
+    Cause::Topic {
+        topic,
+        code: code.name(),
+        reason: format!("{reason}; {remedy}"),
+    }
+}
+
+fn topic_of(records: &[Record], index: usize) -> String {
+    records
+        .get(index)
+        .map_or_else(String::new, |r| r.topic.to_string())
+}
+
+fn size(record: &Record) -> usize {
+    record.key.as_ref().map_or(0, bytes::Bytes::len)
+        + record.payload.as_ref().map_or(0, bytes::Bytes::len)
+        + record.headers.len()
+}
+
+fn left(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now())
+}

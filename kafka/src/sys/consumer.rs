@@ -1,0 +1,470 @@
+//! A group consumer that decides nothing by itself, and the questions that need one.
+
+use std::ffi::{CString, c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rdkafka_sys as rdsys;
+
+use super::client::{CallError, Client, Shared, lock, millis, take_error};
+use super::code::{Code, raw, text};
+use super::list::{self, List};
+use crate::classify::Flags;
+use crate::config::{Config, Role};
+use crate::consumer::Message;
+use crate::error::Error;
+
+const NO_OFFSET: i64 = -1001;
+
+/// What the rebalance callback was told.
+pub(crate) enum Rebalance {
+    Assigned(Vec<(String, i32)>),
+    Revoked(Vec<(String, i32)>),
+}
+
+/// What one poll brought.
+pub(crate) enum Polled {
+    Nothing,
+    Message(Message),
+    Rebalance(Rebalance),
+    OutOfRange {
+        topic: String,
+        partition: i32,
+        offset: Option<i64>,
+        reason: String,
+    },
+    Error(Error),
+}
+
+/// A consumer client.
+pub(crate) struct ConsumerClient {
+    client: Client,
+}
+
+impl ConsumerClient {
+    /// Creates the client; nothing is sent yet. `read_committed` also decides whether a committed offset waits for the
+    /// transaction that is about to change it (`RequireStable`, KIP-447).
+    pub(crate) fn create(
+        config: &Config,
+        group: &str,
+        read_committed: bool,
+    ) -> Result<Self, Error> {
+        let isolation = if read_committed {
+            "read_committed"
+        } else {
+            "read_uncommitted"
+        };
+        let decided = [
+            ("group.id", group.to_owned()),
+            ("isolation.level", isolation.to_owned()),
+            ("enable.auto.commit", "false".to_owned()),
+            ("enable.auto.offset.store", "false".to_owned()),
+            ("auto.offset.reset", "error".to_owned()),
+            ("enable.partition.eof", "false".to_owned()),
+            ("group.protocol", "classic".to_owned()),
+            ("partition.assignment.strategy", "range".to_owned()),
+        ];
+        let client = Client::create(config, Role::Consumer, &decided, Shared::default())?;
+        // From here on the consumer queue is the only one to poll.
+        // SAFETY: the handle is live.
+        unsafe { raw::rd_kafka_poll_set_consumer(client.rk()) };
+        Ok(Self { client })
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(crate) fn subscribe(&self, topics: &[String]) -> Result<(), Error> {
+        self.with(
+            topics.iter().map(|t| (t, -1, NO_OFFSET)),
+            "subscribe",
+            |rk, list| {
+                // SAFETY: both live during the call.
+                unsafe { raw::rd_kafka_subscribe(rk, list) }
+            },
+        )
+    }
+
+    pub(crate) fn assign(&self, partitions: &[(String, i32, i64)]) -> Result<(), Error> {
+        self.with(
+            partitions.iter().map(|(t, p, o)| (t, *p, *o)),
+            "assign",
+            |rk, list| {
+                // SAFETY: both live during the call.
+                unsafe { raw::rd_kafka_assign(rk, list) }
+            },
+        )
+    }
+
+    pub(crate) fn pause(&self, partitions: &[(String, i32)]) -> Result<(), Error> {
+        self.with(
+            partitions.iter().map(|(t, p)| (t, *p, NO_OFFSET)),
+            "pause",
+            |rk, list| {
+                // SAFETY: both live during the call.
+                unsafe { raw::rd_kafka_pause_partitions(rk, list) }
+            },
+        )
+    }
+
+    pub(crate) fn resume(&self, partitions: &[(String, i32)]) -> Result<(), Error> {
+        self.with(
+            partitions.iter().map(|(t, p)| (t, *p, NO_OFFSET)),
+            "resume",
+            |rk, list| {
+                // SAFETY: both live during the call.
+                unsafe { raw::rd_kafka_resume_partitions(rk, list) }
+            },
+        )
+    }
+
+    /// Stores the offset as it is: the next one to read, which is also what Kafka commits.
+    pub(crate) fn store(&self, topic: &str, partition: i32, next: i64) -> Result<(), Error> {
+        self.with(
+            [(topic, partition, next)].into_iter(),
+            "store an offset",
+            |rk, list| {
+                // SAFETY: both live during the call.
+                unsafe { raw::rd_kafka_offsets_store(rk, list) }
+            },
+        )
+    }
+
+    /// Commits the stored offsets and waits for the answer; nothing stored is fine.
+    pub(crate) fn commit_stored(&self) -> Result<(), Error> {
+        let start = Instant::now();
+        // SAFETY: the handle is live; a null list means the stored offsets, 0 means wait.
+        let code = Code(unsafe { raw::rd_kafka_commit(self.client.rk(), ptr::null(), 0) });
+        if code.is_error() && code != Code::LOCAL_NO_OFFSET {
+            return Err(self
+                .client
+                .explain_code("commit offsets", code, start, None));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn seek(
+        &self,
+        topic: &str,
+        partition: i32,
+        offset: i64,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        const OPERATION: &str = "seek";
+        let start = Instant::now();
+        let list = self.list([(topic, partition, offset)].into_iter(), OPERATION)?;
+        // SAFETY: both live during the call; the error is ours.
+        let result = unsafe {
+            take_error(rdsys::rd_kafka_seek_partitions(
+                self.client.rk(),
+                list.ptr(),
+                millis(timeout),
+            ))
+        };
+        result.map_err(|error| self.client.explain(OPERATION, &error, start, Some(topic)))?;
+        match list.first_error() {
+            Some(code) => Err(self
+                .client
+                .explain_code(OPERATION, code, start, Some(topic))),
+            None => Ok(()),
+        }
+    }
+
+    /// Low and high watermark. Under `read_committed` the high one is the end of the log, not the last stable offset.
+    pub(crate) fn watermarks(
+        &self,
+        topic: &str,
+        partition: i32,
+        timeout: Duration,
+    ) -> Result<(i64, i64), Error> {
+        const OPERATION: &str = "read the watermarks";
+        let start = Instant::now();
+        let name =
+            CString::new(topic).map_err(|_| Error::config("topic", "contains a NUL byte"))?;
+        let (mut low, mut high) = (0, 0);
+        // SAFETY: all live during the call.
+        let code = Code(unsafe {
+            raw::rd_kafka_query_watermark_offsets(
+                self.client.rk(),
+                name.as_ptr(),
+                partition,
+                &raw mut low,
+                &raw mut high,
+                millis(timeout),
+            )
+        });
+        if code.is_error() {
+            return Err(self
+                .client
+                .explain_code(OPERATION, code, start, Some(topic)));
+        }
+        Ok((low, high))
+    }
+
+    /// The first offset whose record is not older than the time; `None` = there is none.
+    pub(crate) fn offset_for_time(
+        &self,
+        topic: &str,
+        partition: i32,
+        timestamp_ms: i64,
+        timeout: Duration,
+    ) -> Result<Option<i64>, Error> {
+        const OPERATION: &str = "find the offset of a time";
+        let start = Instant::now();
+        let list = self.list([(topic, partition, timestamp_ms)].into_iter(), OPERATION)?;
+        // SAFETY: both live during the call.
+        let code = Code(unsafe {
+            raw::rd_kafka_offsets_for_times(self.client.rk(), list.ptr(), millis(timeout))
+        });
+        let code = if code.is_error() {
+            Some(code)
+        } else {
+            list.first_error()
+        };
+        if let Some(code) = code {
+            return Err(self
+                .client
+                .explain_code(OPERATION, code, start, Some(topic)));
+        }
+        Ok(list
+            .elements()
+            .first()
+            .map(|e| e.offset)
+            .filter(|offset| *offset >= 0))
+    }
+
+    /// The group's committed offset and its metadata; `None` = there is none. An element with an error of its own means
+    /// unknown, never none.
+    pub(crate) fn committed(
+        &self,
+        topic: &str,
+        partition: i32,
+        timeout: Duration,
+    ) -> Result<Option<(i64, String)>, Error> {
+        const OPERATION: &str = "read the committed offset";
+        let start = Instant::now();
+        let list = self.list([(topic, partition, NO_OFFSET)].into_iter(), OPERATION)?;
+        // SAFETY: both live during the call.
+        let code =
+            Code(unsafe { raw::rd_kafka_committed(self.client.rk(), list.ptr(), millis(timeout)) });
+        let code = if code.is_error() {
+            Some(code)
+        } else {
+            list.first_error()
+        };
+        if let Some(code) = code {
+            return Err(self
+                .client
+                .explain_code(OPERATION, code, start, Some(topic)));
+        }
+        Ok(list
+            .elements()
+            .into_iter()
+            .next()
+            .filter(|e| e.offset >= 0)
+            .map(|e| (e.offset, e.metadata)))
+    }
+
+    /// Polls once. Must be called at least every `max.poll.interval.ms`.
+    pub(crate) fn poll(&self, timeout: Duration) -> Polled {
+        if let Some(waiting) = self.waiting() {
+            return waiting;
+        }
+        // SAFETY: the handle is live; the message is ours, copied, and freed here.
+        let polled = unsafe {
+            let message = rdsys::rd_kafka_consumer_poll(self.client.rk(), millis(timeout));
+            if message.is_null() {
+                Polled::Nothing
+            } else {
+                let polled = self.read(message);
+                rdsys::rd_kafka_message_destroy(message);
+                polled
+            }
+        };
+        match polled {
+            Polled::Nothing => self.waiting().unwrap_or(Polled::Nothing),
+            polled => polled,
+        }
+    }
+
+    /// What a callback has left behind.
+    fn waiting(&self) -> Option<Polled> {
+        let shared = self.client.shared();
+        if let Some(rebalance) = lock(&shared.rebalances).pop_front() {
+            return Some(Polled::Rebalance(rebalance));
+        }
+        let (code, reason) = shared.complaints.take()?;
+        let error = CallError {
+            code,
+            reason,
+            flags: Flags {
+                fatal: code == Code::LOCAL_FATAL,
+                ..Flags::default()
+            },
+        };
+        let error = match self.client.fatal() {
+            Some((code, reason)) => CallError {
+                code,
+                reason,
+                flags: Flags {
+                    fatal: true,
+                    ..Flags::default()
+                },
+            },
+            None => error,
+        };
+        Some(Polled::Error(crate::classify::describe(
+            "consume",
+            error.code,
+            &error.reason,
+            error.flags,
+            self.client.bootstrap(),
+            None,
+        )))
+    }
+
+    /// # Safety
+    /// `message` is live during the call.
+    unsafe fn read(&self, message: *const rdsys::rd_kafka_message_t) -> Polled {
+        // SAFETY: fields and headers are copied; the error is read as an integer, it may be a code that the binding does
+        // not know.
+        unsafe {
+            let code = Code((&raw const (*message).err).cast::<i32>().read());
+            let topic = if (*message).rkt.is_null() {
+                String::new()
+            } else {
+                text(rdsys::rd_kafka_topic_name((*message).rkt))
+            };
+            let partition = (*message).partition;
+            if !code.is_error() {
+                return Polled::Message(Message {
+                    topic: Arc::from(topic),
+                    partition,
+                    offset: (*message).offset,
+                    timestamp_ms: rdsys::rd_kafka_message_timestamp(message, ptr::null_mut()),
+                    key: copy((*message).key, (*message).key_len),
+                    payload: copy((*message).payload, (*message).len),
+                    headers: headers(message),
+                });
+            }
+            let reason = text(rdsys::rd_kafka_message_errstr(message));
+            if code == Code::LOCAL_AUTO_OFFSET_RESET || code == Code::OFFSET_OUT_OF_RANGE {
+                let offset = Some((*message).offset).filter(|offset| *offset >= 0);
+                return Polled::OutOfRange {
+                    topic,
+                    partition,
+                    offset,
+                    reason,
+                };
+            }
+            let flags = Flags {
+                fatal: self.client.fatal().is_some(),
+                ..Flags::default()
+            };
+            let topic = Some(topic.as_str()).filter(|t| !t.is_empty());
+            Polled::Error(crate::classify::describe(
+                "consume",
+                code,
+                &reason,
+                flags,
+                self.client.bootstrap(),
+                topic,
+            ))
+        }
+    }
+
+    fn list<'a, S: AsRef<str> + 'a>(
+        &self,
+        partitions: impl ExactSizeIterator<Item = (S, i32, i64)>,
+        operation: &str,
+    ) -> Result<List, Error> {
+        List::of(partitions).map_err(|code| {
+            self.client
+                .explain_code(operation, code, Instant::now(), None)
+        })
+    }
+
+    /// A call with a list of partitions; an error of an element is an error of the call.
+    fn with<'a, S: AsRef<str> + 'a>(
+        &self,
+        partitions: impl ExactSizeIterator<Item = (S, i32, i64)>,
+        operation: &'static str,
+        call: impl FnOnce(*mut rdsys::rd_kafka_t, *mut rdsys::rd_kafka_topic_partition_list_t) -> c_int,
+    ) -> Result<(), Error> {
+        let start = Instant::now();
+        let list = self.list(partitions, operation)?;
+        let code = Code(call(self.client.rk(), list.ptr()));
+        let code = if code.is_error() {
+            Some(code)
+        } else {
+            list.first_error()
+        };
+        match code {
+            Some(code) => Err(self.client.explain_code(operation, code, start, None)),
+            None => Ok(()),
+        }
+    }
+}
+
+/// # Safety
+/// `first` is null or points to `size` bytes.
+unsafe fn copy(first: *const c_void, size: usize) -> Option<Bytes> {
+    // SAFETY: by this function's contract.
+    (!first.is_null())
+        .then(|| Bytes::copy_from_slice(unsafe { std::slice::from_raw_parts(first.cast(), size) }))
+}
+
+/// # Safety
+/// `message` is live during the call.
+unsafe fn headers(message: *const rdsys::rd_kafka_message_t) -> Vec<(String, Option<Bytes>)> {
+    let mut all = Vec::new();
+    // SAFETY: the list belongs to the message; names and values are copied.
+    unsafe {
+        let mut list = ptr::null_mut();
+        if rdsys::rd_kafka_message_headers(message, &raw mut list)
+            != rdsys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR
+        {
+            return all;
+        }
+        let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0);
+        while rdsys::rd_kafka_header_get_all(
+            list,
+            all.len(),
+            &raw mut name,
+            &raw mut value,
+            &raw mut size,
+        ) == rdsys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR
+        {
+            all.push((text(name), copy(value, size)));
+        }
+    }
+    all
+}
+
+pub(super) unsafe extern "C" fn on_rebalance(
+    rk: *mut rdsys::rd_kafka_t,
+    err: c_int,
+    partitions: *mut rdsys::rd_kafka_topic_partition_list_t,
+    opaque: *mut c_void,
+) {
+    // SAFETY: `opaque` is the client's `Shared`; the list lives during the call.
+    let (shared, partitions) = unsafe {
+        let partitions = list::elements(partitions)
+            .into_iter()
+            .map(|e| (e.topic, e.partition))
+            .collect();
+        (&*opaque.cast::<Shared>(), partitions)
+    };
+    let event = if Code(err) == Code::LOCAL_ASSIGN_PARTITIONS {
+        // Not assigned here: where to start is known only after ownership has been taken in the database (G6).
+        Rebalance::Assigned(partitions)
+    } else {
+        // SAFETY: the handle is live; a null list unassigns everything.
+        unsafe { raw::rd_kafka_assign(rk, ptr::null()) };
+        Rebalance::Revoked(partitions)
+    };
+    lock(&shared.rebalances).push_back(event);
+}

@@ -1,0 +1,281 @@
+//! The consumer on a real broker.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use oncebox_kafka::{Config, Consumer, ConsumerEvent, Message, Record, TransactionalProducer};
+use oncebox_migrations::headers;
+
+use crate::support::{kafka, open, record, records, topic, unique};
+
+const WAIT: Duration = Duration::from_secs(20);
+
+fn subscribe(config: &Config, group: &str, topic: &str) -> Consumer {
+    Consumer::subscribe(config, group, &[topic.to_owned()]).unwrap()
+}
+
+/// The next event, whatever it is.
+fn event(consumer: &Consumer) -> ConsumerEvent {
+    let start = Instant::now();
+    loop {
+        if let Some(event) = consumer.poll(Duration::from_millis(200)) {
+            return event;
+        }
+        assert!(start.elapsed() < WAIT, "no event");
+    }
+}
+
+fn assigned(consumer: &Consumer) -> Vec<(String, i32)> {
+    match event(consumer) {
+        ConsumerEvent::Assigned(partitions) => partitions,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn message(consumer: &Consumer) -> Message {
+    match event(consumer) {
+        ConsumerEvent::Message(message) => message,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn quiet(consumer: &Consumer) {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(700) {
+        assert!(!matches!(
+            consumer.poll(Duration::from_millis(100)),
+            Some(ConsumerEvent::Message(_))
+        ));
+    }
+}
+
+async fn filled(config: &Config, name: &str, payloads: &[&str]) -> (String, TransactionalProducer) {
+    let topic = topic(config, name, 1).await;
+    let producer = open(config, &unique("oncebox.consuming")).await;
+    producer.transact(records(&topic, payloads)).await.unwrap();
+    (topic, producer)
+}
+
+#[tokio::test]
+async fn nothing_is_fetched_before_assign_and_then_from_the_given_offset() {
+    let Some(config) = kafka() else { return };
+    let (topic, producer) = filled(&config, "assign", &["a", "b", "c"]).await;
+    let consumer = subscribe(&config, &unique("inventory"), &topic);
+    assert_eq!(assigned(&consumer), [(topic.clone(), 0)]);
+    quiet(&consumer);
+    consumer.assign(&[(topic.clone(), 0, 1)]).unwrap();
+    assert_eq!(message(&consumer).payload.unwrap(), "b");
+    assert_eq!(consumer.watermarks(&topic, 0, WAIT).unwrap(), (0, 4)); // three records and the commit marker
+    assert_eq!(message(&consumer).payload.unwrap(), "c");
+    consumer.seek(&topic, 0, 0, WAIT).unwrap();
+    assert_eq!(message(&consumer).payload.unwrap(), "a");
+    // Paused = nothing; resumed = where it stopped.
+    consumer.pause(&[(topic.clone(), 0)]).unwrap();
+    quiet(&consumer);
+    consumer.resume(&[(topic.clone(), 0)]).unwrap();
+    assert_eq!(message(&consumer).payload.unwrap(), "b");
+    consumer.close();
+    producer.close().await;
+}
+
+#[tokio::test]
+async fn what_is_committed_is_the_next_offset_and_only_what_was_stored() {
+    let Some(config) = kafka() else { return };
+    let (topic, producer) = filled(&config, "store", &["a", "b", "c"]).await;
+    let group = unique("inventory");
+    let consumer = subscribe(&config, &group, &topic);
+    assert!(consumer.store(&topic, 0, 1).is_err(), "not assigned yet");
+    assigned(&consumer);
+    consumer.assign(&[(topic.clone(), 0, 0)]).unwrap();
+    for expected in ["a", "b", "c"] {
+        assert_eq!(message(&consumer).payload.unwrap(), expected);
+    }
+    consumer.commit_stored().unwrap(); // nothing stored
+    assert_eq!(consumer.committed(&topic, 0, WAIT).unwrap(), None);
+    consumer.store(&topic, 0, 2).unwrap();
+    consumer.commit_stored().unwrap();
+    assert_eq!(consumer.committed(&topic, 0, WAIT).unwrap(), Some(2));
+    consumer.store(&topic, 0, 3).unwrap();
+    let start = Instant::now();
+    consumer.close(); // commits what is stored
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
+    let stored = oncebox_kafka::committed(
+        &config,
+        &group,
+        &topic,
+        0,
+        oncebox_kafka::Stability::Stable,
+        WAIT,
+    )
+    .await;
+    assert_eq!(stored.unwrap(), Some((3, String::new())));
+    producer.close().await;
+}
+
+#[tokio::test]
+async fn a_position_outside_the_log_is_reported_and_moves_nothing() {
+    let Some(config) = kafka() else { return };
+    let (topic, producer) = filled(&config, "range", &["a"]).await;
+    let consumer = subscribe(&config, &unique("inventory"), &topic);
+    assigned(&consumer);
+    consumer.assign(&[(topic.clone(), 0, 1_000)]).unwrap();
+    match event(&consumer) {
+        ConsumerEvent::OutOfRange {
+            topic: t,
+            partition: 0,
+            offset,
+            reason,
+        } => {
+            println!("{reason}");
+            assert_eq!((t, offset), (topic.clone(), Some(1_000)));
+        }
+        other => panic!("{other:?}"),
+    }
+    quiet(&consumer);
+    // The way out: another offset.
+    consumer.assign(&[(topic.clone(), 0, 0)]).unwrap();
+    assert_eq!(message(&consumer).payload.unwrap(), "a");
+    consumer.close();
+    producer.close().await;
+}
+
+#[tokio::test]
+async fn tombstones_and_headers_arrive_as_they_were_sent() {
+    let Some(config) = kafka() else { return };
+    let (topic, producer) = filled(&config, "shape", &[]).await;
+    let list = headers::encode([("a", Some(&b"1"[..])), ("a", Some(b"")), ("b", None)]).unwrap();
+    let mut transaction = records(&topic, &["x"]);
+    transaction.records[0].headers = Bytes::from(list);
+    transaction.records.push(Record {
+        payload: None,
+        ..record(&topic, "k", b"")
+    });
+    transaction.records.push(Record {
+        key: None,
+        ..record(&topic, "", b"")
+    });
+    producer.transact(transaction).await.unwrap();
+    let consumer = subscribe(&config, &unique("inventory"), &topic);
+    assigned(&consumer);
+    consumer.assign(&[(topic.clone(), 0, 0)]).unwrap();
+    let first = message(&consumer);
+    let header = |n: &str, v: Option<&'static [u8]>| (n.to_owned(), v.map(Bytes::from_static));
+    assert_eq!(
+        first.headers,
+        [
+            header("a", Some(b"1")),
+            header("a", Some(b"")),
+            header("b", None)
+        ]
+    );
+    assert!(first.timestamp_ms > 1_700_000_000_000);
+    let tombstone = message(&consumer);
+    assert_eq!(
+        (tombstone.key, tombstone.payload),
+        (Some(Bytes::from_static(b"k")), None)
+    );
+    let keyless = message(&consumer);
+    assert_eq!((keyless.key, keyless.payload), (None, Some(Bytes::new())));
+    consumer.close();
+    producer.close().await;
+}
+
+#[tokio::test]
+async fn a_second_member_takes_partitions_over_after_the_first_has_given_them_up() {
+    let Some(config) = kafka() else { return };
+    let topic = topic(&config, "rebalance", 2).await;
+    let group = unique("inventory");
+    let config = config.set("heartbeat.interval.ms", "300");
+    let first = subscribe(&config, &group, &topic);
+    assert_eq!(assigned(&first).len(), 2);
+    first
+        .assign(&[(topic.clone(), 0, 0), (topic.clone(), 1, 0)])
+        .unwrap();
+    let second = subscribe(&config, &group, &topic);
+    let start = Instant::now();
+    let (mut revoked, mut one, mut two) = (None, None, None);
+    while one.is_none() || two.is_none() {
+        assert!(start.elapsed() < WAIT);
+        match first.poll(Duration::from_millis(50)) {
+            Some(ConsumerEvent::Revoked(partitions)) => {
+                assert!(
+                    first.store(&topic, partitions[0].1, 0).is_err(),
+                    "already unassigned"
+                );
+                revoked = Some(partitions);
+            }
+            Some(ConsumerEvent::Assigned(partitions)) => {
+                first
+                    .assign(&[(topic.clone(), partitions[0].1, 0)])
+                    .unwrap();
+                one = Some(partitions);
+            }
+            _ => {}
+        }
+        if let Some(ConsumerEvent::Assigned(partitions)) = second.poll(Duration::from_millis(50)) {
+            second
+                .assign(&[(topic.clone(), partitions[0].1, 0)])
+                .unwrap();
+            two = Some(partitions);
+        }
+    }
+    assert_eq!(revoked.unwrap().len(), 2);
+    assert_ne!(one.unwrap(), two.unwrap());
+    // A member that goes gives its partitions back.
+    drop(second);
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < WAIT);
+        match first.poll(Duration::from_millis(100)) {
+            Some(ConsumerEvent::Assigned(partitions)) if partitions.len() == 2 => break,
+            _ => {}
+        }
+    }
+    first.close();
+}
+
+#[tokio::test]
+async fn a_missing_topic_is_an_error_event_and_not_a_silence() {
+    let Some(config) = kafka() else { return };
+    let missing = unique("missing");
+    let consumer = subscribe(&config, &unique("inventory"), &missing);
+    let start = Instant::now();
+    loop {
+        assert!(start.elapsed() < WAIT);
+        match consumer.poll(Duration::from_millis(200)) {
+            Some(ConsumerEvent::Error(error)) => {
+                assert!(
+                    error.is_unknown_topic() && error.to_string().contains(&missing),
+                    "{error}"
+                );
+                break;
+            }
+            Some(ConsumerEvent::Assigned(partitions)) => assert!(partitions.is_empty()),
+            _ => {}
+        }
+    }
+    consumer.close();
+}
+
+#[tokio::test]
+async fn a_consumer_without_a_broker_says_so_and_can_be_dropped() {
+    let config = Config::new("127.0.0.1:1");
+    let consumer = subscribe(&config, "inventory", "orders");
+    match event(&consumer) {
+        ConsumerEvent::Error(error) => {
+            assert!(error.to_string().contains("127.0.0.1:1"), "{error}")
+        }
+        other => panic!("{other:?}"),
+    }
+    let start = Instant::now();
+    drop(consumer);
+    assert!(
+        start.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        start.elapsed()
+    );
+}
