@@ -2,7 +2,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -26,6 +26,9 @@ pub(super) const POINTS: [Step; 5] = [
 const LEASE: &str = "500ms";
 /// How long a relay may take to its point. Far more than it needs: this bound only ends a broken run.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// How often a relay that ends with an error is started, and the pause before the next time.
+const ATTEMPTS: u32 = 4;
+const PAUSE: Duration = Duration::from_secs(1);
 const SIGKILL: i32 = 9;
 
 /// The k-th kill: the points in turn, and now the first, now a later time that the point is reached.
@@ -115,15 +118,7 @@ impl Relays {
     /// # Errors
     /// It ended in another way, or did not reach the point.
     pub(super) async fn run_until_killed(&self, at: KillAt) -> anyhow::Result<()> {
-        let mut relay = self.spawn(&["--kill-at", &at.to_string()])?;
-        let Ok(status) = timeout(PATIENCE, relay.wait()).await else {
-            relay.kill().await?;
-            bail!(
-                "a relay did not reach {at} within {PATIENCE:?}; its log ends:\n{}",
-                self.log_end()
-            );
-        };
-        let status = status?;
+        let status = self.supervise(&["--kill-at", &at.to_string()]).await?;
         if status.signal() != Some(SIGKILL) {
             bail!(
                 "a relay that should die at {at} ended with {status}; its log ends:\n{}",
@@ -138,15 +133,7 @@ impl Relays {
     /// # Errors
     /// It did not get there.
     pub(super) async fn run_until_empty(&self) -> anyhow::Result<()> {
-        let mut relay = self.spawn(&["--until-empty"])?;
-        let Ok(status) = timeout(PATIENCE, relay.wait()).await else {
-            relay.kill().await?;
-            bail!(
-                "the outbox did not get empty within {PATIENCE:?}; the relay's log ends:\n{}",
-                self.log_end()
-            );
-        };
-        let status = status?;
+        let status = self.supervise(&["--until-empty"]).await?;
         if !status.success() {
             bail!(
                 "relay --until-empty ended with {status}; its log ends:\n{}",
@@ -154,6 +141,33 @@ impl Relays {
             );
         }
         Ok(())
+    }
+
+    /// Runs a relay to its end, and again when it ends with "starting again may help", as a supervisor would.
+    async fn supervise(&self, extra: &[&str]) -> anyhow::Result<ExitStatus> {
+        let mut attempt = 1;
+        loop {
+            let mut relay = self.spawn(extra)?;
+            let Ok(status) = timeout(PATIENCE, relay.wait()).await else {
+                relay.kill().await?;
+                bail!(
+                    "relay {} did not end within {PATIENCE:?}; its log ends:\n{}",
+                    extra.join(" "),
+                    self.log_end()
+                );
+            };
+            let status = status?;
+            if status.code() != Some(i32::from(crate::exit::ERROR)) || attempt == ATTEMPTS {
+                return Ok(status);
+            }
+            tracing::warn!(
+                attempt,
+                log = self.log_end().lines().last(),
+                "a relay ended with an error and is started again"
+            );
+            tokio::time::sleep(PAUSE).await;
+            attempt += 1;
+        }
     }
 
     fn log_end(&self) -> String {
