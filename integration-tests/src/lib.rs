@@ -4,9 +4,11 @@
 //!   processes; [`services::Database`] is a fresh database per test.
 //! * [`proxy`]: a TCP proxy that knows Kafka's frames and can hold, drop, delay, duplicate or cut chosen requests.
 //! * [`kafka_cli`]: Kafka's own command-line tools, as an independent witness.
+//! * [`source`]: an outbox, its topic, and relays for it as separate processes.
 //! * [`reader`]: a topic read to its end, `read_committed` or `read_uncommitted`.
 
 pub mod kafka_cli;
 pub mod proxy;
 pub mod reader;
 pub mod services;
+pub mod source;

@@ -91,8 +91,11 @@ impl Kafka {
         Ok(kafka)
     }
 
-    /// The shared broker: from the environment, or started.
-    pub(super) async fn shared() -> Result<Self> {
+    /// The Kafka to share: the one that the environment names, or a new one.
+    ///
+    /// # Errors
+    /// As [`Kafka::start`], or the one from the environment does not answer.
+    pub async fn obtain() -> Result<Self> {
         if let Ok(bootstrap) = std::env::var(choice::KAFKA) {
             choice::announce("Kafka", choice::KAFKA);
             let slots = match std::env::var(choice::KAFKA_PROXY) {

@@ -37,7 +37,7 @@ pub use self::server_properties::{SASL_PASSWORD, SASL_USER};
 pub async fn postgres() -> &'static Postgres {
     static SHARED: OnceCell<Result<Postgres, String>> = OnceCell::const_new();
     match SHARED
-        .get_or_init(|| async { Postgres::shared().await.map_err(|e| format!("{e:#}")) })
+        .get_or_init(|| async { Postgres::obtain().await.map_err(|e| format!("{e:#}")) })
         .await
     {
         Ok(postgres) => postgres,
@@ -52,7 +52,7 @@ pub async fn postgres() -> &'static Postgres {
 pub async fn kafka() -> &'static Kafka {
     static SHARED: OnceCell<Result<Kafka, String>> = OnceCell::const_new();
     match SHARED
-        .get_or_init(|| async { Kafka::shared().await.map_err(|e| format!("{e:#}")) })
+        .get_or_init(|| async { Kafka::obtain().await.map_err(|e| format!("{e:#}")) })
         .await
     {
         Ok(kafka) => kafka,

@@ -74,8 +74,11 @@ impl Postgres {
         Ok(postgres)
     }
 
-    /// The shared server: from the environment, or started.
-    pub(super) async fn shared() -> Result<Self> {
+    /// The PostgreSQL to share: the one that the environment names, or a new one.
+    ///
+    /// # Errors
+    /// As [`Postgres::start`], or the one from the environment does not answer.
+    pub async fn obtain() -> Result<Self> {
         if let Ok(url) = std::env::var(choice::POSTGRES_URL) {
             choice::announce("PostgreSQL", choice::POSTGRES_URL);
             let postgres = Self {

@@ -1,4 +1,10 @@
 //! The integration tests of Oncebox: one module per promise.
 
+mod g1_rolled_back_is_never_published;
+mod g2_committed_means_published;
+mod g3_each_message_once;
+mod g4_order_per_key;
+mod late_requests;
 mod proxy_faults;
+mod relays;
 mod services_come_and_go;

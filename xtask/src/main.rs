@@ -1,0 +1,56 @@
+//! The project's own commands: `cargo xtask <command>`.
+
+mod bare_root;
+mod test;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+
+/// Takes the arguments after the command's name.
+type Body = fn(&[String]) -> Result<ExitCode>;
+
+/// Name, description and body of every command.
+const COMMANDS: &[(&str, &str, Body)] = &[
+    (
+        "test",
+        "set up what is missing, start the services and run every test",
+        test::run,
+    ),
+    (
+        "bare-root",
+        "run `cargo xtask test` inside a bare Debian root (root on Debian only)",
+        bare_root::run,
+    ),
+];
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match dispatch(&arguments) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(arguments: &[String]) -> Result<ExitCode> {
+    if let Some((name, rest)) = arguments.split_first()
+        && let Some((_, _, run)) = COMMANDS.iter().find(|(known, ..)| known == name)
+    {
+        return run(rest);
+    }
+    let list: Vec<_> = COMMANDS
+        .iter()
+        .map(|(name, about, _)| format!("  {name:<10} {about}"))
+        .collect();
+    bail!("usage: cargo xtask <command>\n{}", list.join("\n"))
+}
+
+/// The root of the workspace.
+fn workspace() -> PathBuf {
+    let xtask = Path::new(env!("CARGO_MANIFEST_DIR"));
+    xtask.parent().unwrap_or(xtask).to_owned()
+}

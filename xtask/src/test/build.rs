@@ -1,0 +1,101 @@
+//! Builds every test of the workspace and notes the programs that cargo made.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+/// A program that cargo built.
+#[derive(Debug)]
+pub(super) struct Program {
+    /// `package unit`, or `package` and the name of the integration test or binary.
+    pub(super) suite: String,
+    /// The directory of its package: where cargo runs tests.
+    pub(super) dir: PathBuf,
+    pub(super) executable: PathBuf,
+    is_test: bool,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Programs(Vec<Program>);
+
+impl Programs {
+    /// The test programs, in the order cargo runs them.
+    pub(super) fn tests(&self) -> impl Iterator<Item = &Program> {
+        self.0.iter().filter(|program| program.is_test)
+    }
+
+    /// The program that holds the integration tests.
+    pub(super) fn integration_tests(&self) -> Result<&Program> {
+        self.find("oncebox-integration-tests it")
+    }
+
+    /// A program by its name.
+    pub(super) fn find(&self, suite: &str) -> Result<&Program> {
+        self.0
+            .iter()
+            .find(|p| p.suite == suite)
+            .with_context(|| format!("cargo built no {suite}"))
+    }
+}
+
+/// `cargo test --workspace --no-run`: the same profile and features for everything, so that nothing is built twice.
+pub(super) fn tests() -> Result<Programs> {
+    let output = Command::new(env!("CARGO"))
+        .args([
+            "test",
+            "--workspace",
+            "--no-run",
+            "--message-format=json-render-diagnostics",
+        ])
+        .current_dir(crate::workspace())
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()?;
+    if !output.status.success() {
+        bail!("the tests do not build");
+    }
+    let lines = String::from_utf8(output.stdout)?;
+    let mut programs: Vec<Program> = Vec::new();
+    for line in lines.lines() {
+        let message: Value = serde_json::from_str(line)?;
+        programs.extend(program(&message));
+    }
+    programs.sort_by(|a, b| (&a.dir, &a.suite).cmp(&(&b.dir, &b.suite)));
+    Ok(Programs(programs))
+}
+
+fn program(message: &Value) -> Option<Program> {
+    if message["reason"] != "compiler-artifact" {
+        return None;
+    }
+    let executable = PathBuf::from(message["executable"].as_str()?);
+    let manifest = PathBuf::from(message["manifest_path"].as_str()?);
+    let dir = manifest.parent()?.to_owned();
+    let target = message["target"]["name"].as_str()?;
+    let kind = message["target"]["kind"][0].as_str()?;
+    let is_test = message["profile"]["test"].as_bool()?;
+    let package = package_name(message["package_id"].as_str()?)?;
+    let suite = match kind {
+        "lib" if is_test => format!("{package} unit"),
+        "bin" if is_test => format!("{package} bin {target}"),
+        _ => format!("{package} {target}"),
+    };
+    Some(Program {
+        suite,
+        dir,
+        executable,
+        is_test,
+    })
+}
+
+/// `path+file:///…/kafka#oncebox-kafka@0.1.0`, or `path+file:///…/xtask#0.1.0` when the directory has the package's name.
+fn package_name(id: &str) -> Option<String> {
+    let (path, fragment) = id.rsplit_once('#')?;
+    let name = fragment
+        .split_once('@')
+        .map_or_else(|| path.rsplit('/').next(), |(name, _)| Some(name))?;
+    Some(name.to_owned())
+}
