@@ -1,6 +1,7 @@
 //! The project's own commands: `cargo xtask <command>`.
 
 mod bare_root;
+mod features;
 mod test;
 
 use std::path::{Path, PathBuf};

@@ -60,14 +60,15 @@ impl Engine {
             dockerd: Some(dockerd),
         };
         let deadline = Instant::now() + Duration::from_secs(60);
-        while Instant::now() < deadline {
+        let mut last = String::new();
+        while Instant::now() < deadline && !last.contains("failed to start daemon") {
             if answers() {
                 return Ok(Ok(engine));
             }
             std::thread::sleep(Duration::from_millis(500));
+            let text = std::fs::read_to_string(&log).unwrap_or_default();
+            text.lines().last().unwrap_or("it said nothing").clone_into(&mut last);
         }
-        let text = std::fs::read_to_string(&log).unwrap_or_default();
-        let last = text.lines().last().unwrap_or("it said nothing").to_owned();
         Ok(Err(format!("dockerd does not come up here: {last}")))
     }
 }
