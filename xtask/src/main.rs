@@ -20,6 +20,11 @@ const COMMANDS: &[(&str, &str, Body)] = &[
         test::run,
     ),
     (
+        "features",
+        "check the features one by one; a producing service compiles no C",
+        features::run,
+    ),
+    (
         "bare-root",
         "run `cargo xtask test` inside a bare Debian root (root on Debian only)",
         bare_root::run,

@@ -67,7 +67,10 @@ impl Engine {
             }
             std::thread::sleep(Duration::from_millis(500));
             let text = std::fs::read_to_string(&log).unwrap_or_default();
-            text.lines().last().unwrap_or("it said nothing").clone_into(&mut last);
+            text.lines()
+                .last()
+                .unwrap_or("it said nothing")
+                .clone_into(&mut last);
         }
         Ok(Err(format!("dockerd does not come up here: {last}")))
     }
