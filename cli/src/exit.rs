@@ -31,6 +31,9 @@ pub enum Failure {
     /// [`USAGE`].
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// [`USAGE`]: a library refuses its configuration.
+    #[error("{0}")]
+    Usage(String),
     /// [`NOT_LEADER`].
     #[error("another relay leads this outbox: nothing done")]
     NotLeader,
@@ -54,7 +57,7 @@ impl Failure {
     /// The exit code of this failure.
     pub fn code(&self) -> u8 {
         match self {
-            Self::Config(_) => USAGE,
+            Self::Config(_) | Self::Usage(_) => USAGE,
             Self::NotLeader => NOT_LEADER,
             Self::Danger(_) => DANGER,
             Self::Error(_) | Self::Said => ERROR,
@@ -71,10 +74,10 @@ impl From<anyhow::Error> for Failure {
 impl From<oncebox_relay::Error> for Failure {
     fn from(error: oncebox_relay::Error) -> Self {
         let text = with_sources(&error);
-        if error.is_stop() {
-            Self::Danger(text)
-        } else {
-            Self::Error(text)
+        match error {
+            _ if error.is_stop() => Self::Danger(text),
+            oncebox_relay::Error::Config(_) => Self::Usage(text),
+            _ => Self::Error(text),
         }
     }
 }

@@ -70,7 +70,7 @@ async fn resume_in<D: InboxStore>(
         if e.is_stop() {
             Failure::Danger(text)
         } else if e.is_config() {
-            ConfigError::Value(text).into()
+            Failure::Usage(text)
         } else {
             Failure::Error(text)
         }

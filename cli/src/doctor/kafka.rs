@@ -1,6 +1,6 @@
 //! The doctor's questions to Kafka. Writes nothing; never uses the relay's `transactional.id`, which would fence it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use futures_util::future::join_all;
@@ -161,7 +161,8 @@ async fn brokers(config: &Config, relay: &Relay) -> Checks {
     .await
     {
         Ok(Ok(settings)) => judge_brokers(&mut checks, &settings, relay),
-        Ok(Err(error)) => explain(&mut checks, "brokers", &error),
+        // Not every Kafka tells its settings; that alone is no failure.
+        Ok(Err(error)) => unknown_version(&mut checks, &error.to_string()),
         Err(_) => late(&mut checks, "brokers", PATIENCE),
     }
     checks
@@ -175,11 +176,7 @@ fn judge_brokers(checks: &mut Checks, settings: &BrokerSettings, relay: &Relay) 
             "a broker is older than 3.7",
             "upgrade it: older brokers let a late request move the checkpoint back (G3)",
         ),
-        None => checks.warn(
-            "kafka version",
-            "not known: the brokers do not show their configuration",
-            "make sure that every broker is 3.7 or newer, or grant DESCRIBE_CONFIGS on the cluster (G3)",
-        ),
+        None => unknown_version(checks, "the brokers do not show their configuration"),
     }
     let limit = |name: &str, wanted: u128| {
         let allowed = settings
@@ -222,8 +219,20 @@ fn judge_brokers(checks: &mut Checks, settings: &BrokerSettings, relay: &Relay) 
     }
 }
 
+fn unknown_version(checks: &mut Checks, why: &str) {
+    checks.warn(
+        "kafka version",
+        format!("not known: {why}"),
+        "make sure that every broker is 3.7 or newer, or grant DESCRIBE_CONFIGS on the cluster (G3)",
+    );
+}
+
 /// Every topic that messages are written for must exist, be writable, and should survive the loss of a broker.
-pub(super) async fn topics(config: &Config, brokers: usize, wanted: &BTreeSet<String>) -> Checks {
+pub(super) async fn topics(
+    config: &Config,
+    cluster: &Cluster,
+    wanted: &BTreeSet<String>,
+) -> Checks {
     let mut checks = Checks::default();
     if wanted.is_empty() {
         checks.skip("topics", "the outbox names none; name some with --topic");
@@ -245,12 +254,31 @@ pub(super) async fn topics(config: &Config, brokers: usize, wanted: &BTreeSet<St
     });
     for (topic, answer) in join_all(asked).await {
         match answer {
-            Ok(Ok(settings)) => judge_topic(&mut checks, brokers, topic, settings.as_ref()),
-            Ok(Err(error)) => explain(&mut checks, "topic", &error),
+            Ok(Ok(settings)) => judge_topic(&mut checks, cluster.brokers, topic, settings.as_ref()),
+            // What the metadata said is enough to know that it is there.
+            Ok(Err(_)) => judge_topic(
+                &mut checks,
+                cluster.brokers,
+                topic,
+                metadata(cluster, topic).as_ref(),
+            ),
             Err(_) => late(&mut checks, "topic", PATIENCE),
         }
     }
     checks
+}
+
+/// A topic as far as the cluster's metadata tells.
+fn metadata(cluster: &Cluster, topic: &str) -> Option<TopicSettings> {
+    let found = cluster.topics.iter().find(|t| t.name == topic)?;
+    Some(TopicSettings {
+        id: String::new(),
+        partitions: found.partitions,
+        replication: found.replicas,
+        may_write: None,
+        may_read: None,
+        config: BTreeMap::new(),
+    })
 }
 
 fn judge_topic(checks: &mut Checks, brokers: usize, topic: &str, settings: Option<&TopicSettings>) {

@@ -43,7 +43,7 @@ pub(crate) async fn run(args: &Doctor, settings: &Settings) -> Result<(), Failur
     let mut wanted = database.topics.clone();
     wanted.extend(args.topic.iter().cloned());
     let topics = match (&broker.cluster, settings.kafka()) {
-        (Some(cluster), Ok(config)) => kafka::topics(&config, cluster.brokers, &wanted).await,
+        (Some(cluster), Ok(config)) => kafka::topics(&config, cluster, &wanted).await,
         _ => skipped("topics", "Kafka did not answer"),
     };
     let checks = together(source, database, broker, topics);

@@ -44,11 +44,15 @@ pub fn judge(
     cluster_id: &str,
 ) {
     match &mark.source {
-        Some(owner) if owner != source => checks.fail(
-            "source",
-            format!("this outbox belongs to source {owner:?}, not to {source:?}"),
-            format!("use --source {owner}"),
-        ),
+        Some(owner) if owner != source => {
+            checks.fail(
+                "source",
+                format!("this outbox belongs to source {owner:?}, not to {source:?}"),
+                format!("use --source {owner}"),
+            );
+            checks.skip("checkpoint", "it would be another source's");
+            return;
+        }
         Some(owner) => checks.ok("source", format!("this outbox belongs to source {owner:?}")),
         None => checks.ok("source", "no relay has led this outbox yet"),
     }
