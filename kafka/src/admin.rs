@@ -1,12 +1,12 @@
-//! Questions to the cluster and the little that Oncebox creates in it. Every function makes a client of its own, on a
-//! thread of its own, and is bounded by a time-out.
+//! Questions to the cluster and the little that Oncebox creates in it. Every function makes a
+//! client of its own, on a thread of its own, and is bounded by a time-out.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::error::Error;
-use crate::sys::{AdminClient, ConsumerClient, NativeTopic};
+use crate::sys::{AdminClient, ConsumerClient, NativeTopic, Polled};
 use crate::thread;
 
 /// Time-out of the functions that take none.
@@ -21,12 +21,12 @@ pub enum Stability {
     Any,
 }
 
-/// The committed offset of a group and its metadata. `Ok(None)` = there is none (never committed, expired or deleted); an
-/// error = unknown, and nothing may be concluded from it.
+/// The committed offset of a group and its metadata. `Ok(None)` = there is none (never committed,
+/// expired or deleted); an error = unknown, and nothing may be concluded from it.
 ///
 /// # Errors
-/// [`Error::Unreachable`], [`Error::Authentication`], [`Error::Authorization`], or [`Error::Kafka`] with code `_TIMED_OUT`
-/// when a transaction stays open.
+/// [`Error::Unreachable`], [`Error::Authentication`], [`Error::Authorization`], or [`Error::Kafka`]
+/// with code `_TIMED_OUT` when a transaction stays open.
 ///
 /// # Cancel safety
 /// Cancel safe; the client ends by itself.
@@ -40,12 +40,41 @@ pub async fn committed(
 ) -> Result<Option<(i64, String)>, Error> {
     let topic = topic.to_owned();
     with_consumer(config, group, stability, timeout, move |consumer, left| {
-        consumer.committed(&topic, partition, left)
+        read_committed_offset(consumer, &topic, partition, Instant::now() + left)
     })
     .await
 }
 
-/// Low and high watermark of a partition: the first offset it still has, and the offset of the next record.
+/// librdkafka waits for the group's coordinator until the time-out, also when it is told that this
+/// principal may not know it; that comes as an event. So: ask in growing slices, and listen in
+/// between.
+fn read_committed_offset(
+    consumer: &ConsumerClient,
+    topic: &str,
+    partition: i32,
+    deadline: Instant,
+) -> Result<Option<(i64, String)>, Error> {
+    let mut slice = Duration::from_secs(1);
+    loop {
+        let left = deadline
+            .saturating_duration_since(Instant::now())
+            .max(Duration::from_millis(1));
+        let read = consumer.committed(topic, partition, left.min(slice));
+        let again = read.as_ref().is_err_and(Error::is_retriable) && left > slice;
+        if !again {
+            return read;
+        }
+        while let Polled::Error(error) = consumer.poll(Duration::ZERO) {
+            if error.is_authorization() || error.is_authentication() {
+                return Err(error);
+            }
+        }
+        slice *= 2;
+    }
+}
+
+/// Low and high watermark of a partition: the first offset it still has, and the offset of the next
+/// record.
 ///
 /// # Errors
 /// As [`committed`]; [`Error::UnknownTopic`] if there is no such topic.
@@ -69,8 +98,8 @@ pub async fn watermarks(
     .await
 }
 
-/// The first offset of a partition whose record is not older than `timestamp_ms` (milliseconds since the Unix epoch);
-/// `None` = all are older.
+/// The first offset of a partition whose record is not older than `timestamp_ms` (milliseconds
+/// since the Unix epoch); `None` = all are older.
 ///
 /// # Errors
 /// As [`watermarks`].
@@ -125,8 +154,8 @@ impl TopicSpec {
     }
 }
 
-/// Creates a topic if it does not exist; `true` = it was created now. An existing topic is left as it is. Needs DESCRIBE
-/// on the topic, and CREATE if it does not exist.
+/// Creates a topic if it does not exist; `true` = it was created now. An existing topic is left as
+/// it is. Needs DESCRIBE on the topic, and CREATE if it does not exist.
 ///
 /// # Errors
 /// [`Error::Authorization`], or what the broker has against the specification.
@@ -136,16 +165,21 @@ impl TopicSpec {
 pub async fn ensure_topic(config: &Config, topic: &str, spec: &TopicSpec) -> Result<bool, Error> {
     let (topic, spec) = (topic.to_owned(), spec.clone());
     with_admin(config, TIMEOUT, move |admin| {
+        let start = Instant::now();
         // Asked first: a principal without the right to create may still use what is there.
         if admin.topic(&topic)?.is_some() {
             return Ok(false);
         }
-        admin.create_topic(
-            &topic,
-            spec.partitions,
-            spec.replication.unwrap_or(-1),
-            &spec.properties,
-        )
+        let replication = spec.replication.unwrap_or(-1);
+        let created = admin.create_topic(&topic, spec.partitions, replication, &spec.properties)?;
+        // The controller has it; wait until the brokers tell it to clients, too.
+        while admin.topic(&topic)?.is_none() {
+            std::thread::sleep(Duration::from_millis(20));
+            if start.elapsed() > TIMEOUT {
+                break;
+            }
+        }
+        Ok(created)
     })
     .await
 }
@@ -172,7 +206,8 @@ pub struct TopicInfo {
     pub replicas: usize,
 }
 
-/// Describes the cluster: the first thing to ask, since it says clearly what is wrong with the connection.
+/// Describes the cluster: the first thing to ask, since it says clearly what is wrong with the
+/// connection.
 ///
 /// # Errors
 /// [`Error::Config`], [`Error::Unreachable`], [`Error::Authentication`].
@@ -206,7 +241,8 @@ pub async fn cluster(config: &Config, timeout: Duration) -> Result<Cluster, Erro
     .await
 }
 
-/// The id of a topic (KIP-516), which changes when the topic is deleted and created again; `None` = no such topic.
+/// The id of a topic (KIP-516), which changes when the topic is deleted and created again; `None` =
+/// no such topic.
 ///
 /// # Errors
 /// As [`cluster`]; [`Error::Authorization`] without DESCRIBE on the topic.
@@ -228,7 +264,8 @@ pub struct TopicSettings {
     pub id: String,
     /// Number of partitions.
     pub partitions: usize,
-    /// Smallest number of replicas of a partition; 1 = the loss of one disk loses acknowledged records (G2).
+    /// Smallest number of replicas of a partition; 1 = the loss of one disk loses acknowledged
+    /// records (G2).
     pub replication: usize,
     /// Whether this principal may write; `None` = the broker does not say.
     pub may_write: Option<bool>,
@@ -254,15 +291,16 @@ impl TopicSettings {
             .ok()
     }
 
-    /// `max.message.bytes`: the largest batch that the topic takes. Below the producer's `batch.size` (1 000 000) a whole
-    /// batch of small records may be refused.
+    /// `max.message.bytes`: the largest batch that the topic takes. Below the producer's
+    /// `batch.size` (1 000 000) a whole batch of small records may be refused.
     #[must_use]
     pub fn max_message_bytes(&self) -> Option<u64> {
         self.config.get("max.message.bytes")?.parse().ok()
     }
 }
 
-/// Describes a topic, its configuration and what this principal may do with it; `None` = no such topic.
+/// Describes a topic, its configuration and what this principal may do with it; `None` = no such
+/// topic.
 ///
 /// # Errors
 /// As [`topic_id`].
@@ -290,14 +328,16 @@ pub async fn topic_settings(config: &Config, topic: &str) -> Result<Option<Topic
 /// What `doctor` wants to know about the brokers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BrokerSettings {
-    /// Configuration by broker id, defaults included; empty without the right DESCRIBE_CONFIGS on the cluster.
+    /// Configuration by broker id, defaults included; empty without the right DESCRIBE_CONFIGS on
+    /// the cluster.
     pub config: BTreeMap<i32, BTreeMap<String, String>>,
 }
 
 impl BrokerSettings {
-    /// Whether every broker is Kafka 3.7 or newer, the floor of G3: older ones do not verify transactional offset commits
-    /// (KIP-890 part 1), so that a late one may move the checkpoint back between two transactions. Told by
-    /// `telemetry.max.bytes`, which 3.7 introduced (KIP-714). `None` = not known.
+    /// Whether every broker is Kafka 3.7 or newer, the floor of G3: older ones do not verify
+    /// transactional offset commits (KIP-890 part 1), so that a late one may move the checkpoint
+    /// back between two transactions. Told by `telemetry.max.bytes`, which 3.7 introduced
+    /// (KIP-714). `None` = not known.
     #[must_use]
     pub fn verifies_offset_commits(&self) -> Option<bool> {
         (!self.config.is_empty()).then(|| {
@@ -307,8 +347,9 @@ impl BrokerSettings {
         })
     }
 
-    /// The smallest value of a numeric setting among the brokers, for example `transaction.max.timeout.ms`,
-    /// `offset.metadata.max.bytes`, `offsets.retention.minutes` or `transaction.state.log.replication.factor`.
+    /// The smallest value of a numeric setting among the brokers, for example
+    /// `transaction.max.timeout.ms`, `offset.metadata.max.bytes`, `offsets.retention.minutes` or
+    /// `transaction.state.log.replication.factor`.
     #[must_use]
     pub fn smallest(&self, setting: &str) -> Option<i64> {
         self.config
@@ -339,7 +380,8 @@ pub async fn broker_settings(config: &Config, timeout: Duration) -> Result<Broke
     .await
 }
 
-/// A configuration that one may not read is empty, not an error: the right is not needed for the work.
+/// A configuration that one may not read is empty, not an error: the right is not needed for the
+/// work.
 fn optional(
     config: Result<BTreeMap<String, String>, Error>,
 ) -> Result<BTreeMap<String, String>, Error> {
@@ -370,7 +412,7 @@ async fn with_consumer<T: Send + 'static>(
 ) -> Result<T, Error> {
     let (config, group) = (config.clone(), group.to_owned());
     thread::run("ask Kafka", move || {
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let consumer = ConsumerClient::create(&config, &group, stability == Stability::Stable)?;
         consumer.client().connect(timeout)?;
         ask(

@@ -1,8 +1,8 @@
-//! What an error of librdkafka means: pure tables, one for transactional calls, one for delivery reports, one for the
-//! words.
+//! What an error of librdkafka means: pure tables, one for transactional calls, one for delivery
+//! reports, one for the words.
 //!
-//! Sources: `rdkafka.h` (transactional producer API), librdkafka's `INTRODUCTION.md`, and measurements against its mock
-//! cluster and Apache Kafka 4.1.
+//! Sources: `rdkafka.h` (transactional producer API), librdkafka's `INTRODUCTION.md`, and
+//! measurements against its mock cluster and Apache Kafka 4.1.
 
 use crate::error::Error;
 use crate::sys::Code;
@@ -26,8 +26,8 @@ pub(crate) enum Action {
     Rebuild,
 }
 
-/// The answer to a failed transactional call. `client_is_dead`: the client has raised a fatal error at some time, which
-/// is looked at before anything else.
+/// The answer to a failed transactional call. `client_is_dead`: the client has raised a fatal error
+/// at some time, which is looked at before anything else.
 pub(crate) fn transactional(flags: Flags, client_is_dead: bool) -> Action {
     if client_is_dead || flags.fatal {
         Action::Rebuild
@@ -89,7 +89,8 @@ pub(crate) fn is_about_size(code: Code) -> bool {
     )
 }
 
-/// Whether an event of the client says that the broker refuses us: credentials or TLS. Waiting does not help.
+/// Whether an event of the client says that the broker refuses us: credentials or TLS. Waiting does
+/// not help.
 pub(crate) fn is_refused_connection(code: Code) -> bool {
     matches!(
         code,

@@ -1,4 +1,5 @@
-//! What a client is told: the bootstrap list and librdkafka's properties, with the few that Oncebox decides itself.
+//! What a client is told: the bootstrap list and librdkafka's properties, with the few that Oncebox
+//! decides itself.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,9 +8,9 @@ use crate::error::Error;
 
 /// Where Kafka is and how to talk to it.
 ///
-/// Every property of librdkafka passes through (TLS, SASL, time-outs, batching): the user's value wins over
-/// Oncebox's default. The few properties that the guarantees stand on are refused with an error that names them,
-/// see [`Config::check`].
+/// Every property of librdkafka passes through (TLS, SASL, time-outs, batching): the user's value
+/// wins over Oncebox's default. The few properties that the guarantees stand on are refused with an
+/// error that names them, see [`Config::check`].
 ///
 /// ```
 /// let config = oncebox_kafka::Config::new("broker-1:9093,broker-2:9093")
@@ -21,13 +22,15 @@ use crate::error::Error;
 /// ```
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Config {
-    /// Comma-separated `host:port` list of the first brokers to ask (librdkafka's `bootstrap.servers`).
+    /// Comma-separated `host:port` list of the first brokers to ask (librdkafka's
+    /// `bootstrap.servers`).
     pub bootstrap: String,
     /// Further librdkafka properties. Defaults to none.
     pub properties: BTreeMap<String, String>,
 }
 
-/// Which client a set of properties is for; each has its own defaults and its own properties out of bounds.
+/// Which client a set of properties is for; each has its own defaults and its own properties out of
+/// bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
     Producer,
@@ -115,8 +118,9 @@ impl Config {
         self
     }
 
-    /// Checks what can be checked without a broker: that the bootstrap list is there, that no property is set that
-    /// Oncebox decides itself, and that this build supports the security protocol.
+    /// Checks what can be checked without a broker: that the bootstrap list is there, that no
+    /// property is set that Oncebox decides itself, and that this build supports the security
+    /// protocol.
     ///
     /// # Errors
     /// [`Error::Config`] naming the property and the reason.
@@ -151,7 +155,8 @@ impl Config {
             return Err(Error::config(
                 "security.protocol",
                 format!(
-                    "`{protocol}` needs TLS, which this build leaves out; build with `--features ssl` (or `ssl-vendored`)"
+                    "`{protocol}` needs TLS, which this build leaves out; \
+                     build with `--features ssl` (or `ssl-vendored`)"
                 ),
             ));
         }
@@ -185,8 +190,8 @@ impl Config {
             .map(|(_, v)| v.as_str())
     }
 
-    /// The properties of one client, in the order in which they must be set: Oncebox's defaults, the user's, and
-    /// those that correctness needs.
+    /// The properties of one client, in the order in which they must be set: Oncebox's defaults,
+    /// the user's, and those that correctness needs.
     pub(crate) fn resolve(
         &self,
         role: Role,
@@ -199,14 +204,16 @@ impl Config {
         // After an outage the brokers are tried again at least once a second, not every ten.
         put("reconnect.backoff.max.ms", "1000");
         if role == Role::Producer {
-            // One coordinator answer CONCURRENT_TRANSACTIONS costs one back-off: 2 ms instead of 100 is worth up to
-            // ten times the throughput of small transactions. Real outages still back off, up to a second.
+            // One coordinator answer CONCURRENT_TRANSACTIONS costs one back-off: 2 ms instead of
+            // 100 is worth up to ten times the throughput of small transactions. Real outages still
+            // back off, up to a second.
             put("retry.backoff.ms", "2");
             put("retry.backoff.max.ms", "1000");
             // A transaction is produced in one go and waited for: lingering only adds latency.
             put("linger.ms", "0");
             put("compression.type", "lz4");
-            // Java's choice of a partition: the same key goes to the same partition whoever produces.
+            // Java's choice of a partition: the same key goes to the same partition whoever
+            // produces.
             put("partitioner", "murmur2_random");
             put("queue.buffering.max.messages", "1000000");
             // A missing topic is reported after this time, well inside the transaction's deadline.

@@ -1,5 +1,5 @@
-//! The group consumer. It decides nothing by itself: where to start, what is done and what is committed is said by the
-//! inbox, which asks its database.
+//! The group consumer. It decides nothing by itself: where to start, what is done and what is
+//! committed is said by the inbox, which asks its database.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,7 +18,8 @@ pub struct Message {
     pub topic: Arc<str>,
     /// Partition.
     pub partition: i32,
-    /// Offset. The next record's is larger, but not always by one: transaction markers take offsets, too.
+    /// Offset. The next record's is larger, but not always by one: transaction markers take
+    /// offsets, too.
     pub offset: i64,
     /// Time of the record in milliseconds since the Unix epoch; −1 = it has none.
     pub timestamp_ms: i64,
@@ -35,13 +36,15 @@ pub struct Message {
 pub enum ConsumerEvent {
     /// A record.
     Message(Message),
-    /// The group gave us exactly these partitions. Nothing is fetched yet: take ownership, then call [`Consumer::assign`]
-    /// with their offsets. The next rebalance waits until then, at most `max.poll.interval.ms`.
+    /// The group gave us exactly these partitions. Nothing is fetched yet: take ownership, then
+    /// call [`Consumer::assign`] with their offsets. The next rebalance waits until then, at most
+    /// `max.poll.interval.ms`.
     Assigned(Vec<(String, i32)>),
-    /// These partitions are ours no more: they are already unassigned, and offsets can no longer be stored for them.
+    /// These partitions are ours no more: they are already unassigned, and offsets can no longer be
+    /// stored for them.
     Revoked(Vec<(String, i32)>),
-    /// The position is outside the log: the topic was re-created or cut, or records expired. The partition is not
-    /// fetched until it is assigned anew.
+    /// The position is outside the log: the topic was re-created or cut, or records expired. The
+    /// partition is not fetched until it is assigned anew.
     OutOfRange {
         /// Topic.
         topic: String,
@@ -58,11 +61,12 @@ pub enum ConsumerEvent {
 
 /// A group consumer, polled from one thread: blocking calls, no async.
 ///
-/// No automatic commit, no automatic offset store, `auto.offset.reset=error`, `isolation.level=read_committed`, eager
-/// assignment (`range`). A committed offset is the next one to read.
+/// No automatic commit, no automatic offset store, `auto.offset.reset=error`,
+/// `isolation.level=read_committed`, eager assignment (`range`). A committed offset is the next one
+/// to read.
 ///
-/// Dropping it leaves the group without committing; that happens on a thread of its own, for which the drop waits at most
-/// 10 s.
+/// Dropping it leaves the group without committing; that happens on a thread of its own, for which
+/// the drop waits at most 10 s.
 pub struct Consumer {
     client: ConsumerClient,
 }
@@ -75,11 +79,12 @@ impl Consumer {
     pub fn subscribe(config: &Config, group: &str, topics: &[String]) -> Result<Self, Error> {
         let client = ConsumerClient::create(config, group, true)?;
         client.subscribe(topics)?;
-        Ok(Self { client: client })
+        Ok(Self { client })
     }
 
-    /// The next event, or `None` after the time-out. Must be called at least every `max.poll.interval.ms` (5 min),
-    /// also while everything is paused; otherwise the group gives the partitions to somebody else.
+    /// The next event, or `None` after the time-out. Must be called at least every
+    /// `max.poll.interval.ms` (5 min), also while everything is paused; otherwise the group gives
+    /// the partitions to somebody else.
     #[must_use]
     pub fn poll(&self, timeout: Duration) -> Option<ConsumerEvent> {
         match self.client.poll(timeout) {
@@ -106,8 +111,8 @@ impl Consumer {
         }
     }
 
-    /// Starts to fetch these partitions at these offsets, and no others: the answer to [`ConsumerEvent::Assigned`], also
-    /// if nothing was assigned.
+    /// Starts to fetch these partitions at these offsets, and no others: the answer to
+    /// [`ConsumerEvent::Assigned`], also if nothing was assigned.
     ///
     /// # Errors
     /// If the client is closing, or a topic's name cannot exist.
@@ -145,8 +150,9 @@ impl Consumer {
         self.client.resume(partitions)
     }
 
-    /// Stores the next offset to read, exactly as given, for [`Self::commit_stored`]. To be called only after the database
-    /// transaction with the effects of everything below it has been committed (G7).
+    /// Stores the next offset to read, exactly as given, for [`Self::commit_stored`]. To be called
+    /// only after the database transaction with the effects of everything below it has been
+    /// committed (G7).
     ///
     /// # Errors
     /// If the partition is not assigned (any more).
@@ -162,7 +168,8 @@ impl Consumer {
         self.client.commit_stored()
     }
 
-    /// Low and high watermark: the first offset that the partition still has, and the offset of its next record.
+    /// Low and high watermark: the first offset that the partition still has, and the offset of its
+    /// next record.
     ///
     /// # Errors
     /// [`Error::UnknownTopic`], [`Error::Kafka`].
@@ -191,10 +198,11 @@ impl Consumer {
             .map(|(offset, _)| offset))
     }
 
-    /// Commits what is stored, leaves the group and destroys the client; waits for it, at most 10 s.
+    /// Commits what is stored, leaves the group and destroys the client; waits for it, at most 10
+    /// s.
     pub fn close(self) {
         if let Err(error) = self.commit_stored() {
-            tracing::info!(%error, "the last offsets were not committed; their records come again and are recognised");
+            tracing::info!(%error, "the last offsets were not committed; their records come again");
         }
         // `drop` does the rest.
     }

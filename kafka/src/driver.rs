@@ -1,18 +1,20 @@
 //! The life of one transaction, on the producer's thread.
 //!
-//! Errors have two answers: the same call again until the transaction's deadline, or abort if possible and else rebuild.
-//! There is no third: after a rebuild the checkpoint decides what happened.
+//! Errors have two answers: the same call again until the transaction's deadline, or abort if
+//! possible and else rebuild. There is no third: after a rebuild the checkpoint decides what
+//! happened.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::classify::{self, Action, Delivery};
 use crate::config::Config;
+use crate::diagnosis;
 use crate::error::Error;
 use crate::producer::{Clock, Committed, ProducerOptions, Step};
 use crate::record::{Offsets, Record, SourceTag, Transaction};
 use crate::sys::{CallError, Code, FailedRecord, NotProduced, Producer};
-use crate::transact_error::{Cause, Outcome, Refused, TransactError};
+use crate::transact_error::{Cause, Failure, Outcome, Refused, TransactError};
 
 /// The longest wait inside one call of librdkafka, so that callbacks are served in between.
 const SLICE: Duration = Duration::from_secs(1);
@@ -81,7 +83,8 @@ impl Driver {
                 return Err(explained);
             }
         }
-        tracing::info!(transactional_id, elapsed = ?start.elapsed(), "transactional producer is open");
+        let elapsed = start.elapsed();
+        tracing::info!(transactional_id, ?elapsed, "transactional producer is open");
         Ok(Self {
             producer,
             options,
@@ -103,15 +106,7 @@ impl Driver {
 
     pub(crate) fn transact(&mut self, t: &Transaction) -> Result<Committed, TransactError> {
         if let Some(reason) = &self.refused {
-            return Err(TransactError {
-                step: BEGIN,
-                cause: Cause::NeedsRebuild {
-                    reason: reason.clone(),
-                },
-                outcome: Outcome::DidNotHappen,
-                needs_rebuild: true,
-                retriable: true,
-            });
+            return Err(Failure::refused(reason).into());
         }
         if t.records.is_empty() && t.offsets.is_none() {
             return Ok(Committed {
@@ -154,8 +149,8 @@ impl Driver {
         self.wait_for_acks(t.records.len(), deadline)
             .map_err(|t| ("wait for acknowledgements", t))?;
         self.step(Step::Acked);
-        // After the acknowledgements, not before: by then the coordinator has finished with the transaction before, and
-        // does not answer CONCURRENT_TRANSACTIONS.
+        // After the acknowledgements, not before: by then the coordinator has finished with the
+        // transaction before, and does not answer CONCURRENT_TRANSACTIONS.
         if let Some(offsets) = &t.offsets {
             self.send_offsets(offsets, deadline)
                 .map_err(|t| (SEND_OFFSETS, t))?;
@@ -194,7 +189,8 @@ impl Driver {
         Ok(())
     }
 
-    /// Every record has a delivery report, and none is an error: only then is anything committed (G2).
+    /// Every record has a delivery report, and none is an error: only then is anything committed
+    /// (G2).
     fn wait_for_acks(&mut self, sent: usize, deadline: Instant) -> Result<(), Trigger> {
         loop {
             self.look(deadline)?;
@@ -244,7 +240,8 @@ impl Driver {
                 reason = error.reason,
                 "call again"
             );
-            // Serves callbacks, and keeps an answer that is wrongly called retriable from becoming a busy loop.
+            // Serves callbacks, and keeps an answer that is wrongly called retriable from becoming
+            // a busy loop.
             self.producer.client().poll(Duration::from_millis(10));
         }
     }
@@ -289,13 +286,12 @@ impl Driver {
             && self.options.taint_rule
             && self.producer.tap().offset_commit_was_sent()
         {
-            // The call was given up; its request goes over another connection than the abort, so that the answer to the
-            // abort does not prove that it has arrived.
+            // The call was given up; its request goes over another connection than the abort, so
+            // that the answer to the abort does not prove that it has arrived.
             tainted = tainted.or_else(|| Some("TxnOffsetCommit may still be under way".to_owned()));
         }
-        let cause = self.cause(trigger, why, t, start);
-        let error = TransactError {
-            step,
+        let cause = self.cause(step, trigger, why, t, start);
+        let failure = Failure {
             retriable: match &cause {
                 Cause::Refused(_) | Cause::Topic { .. } => false,
                 Cause::NotAcknowledged { .. } | Cause::NeedsRebuild { .. } => true,
@@ -307,7 +303,8 @@ impl Driver {
                 }
             },
             cause,
-            // An abort that the broker accepted, with nothing left under way, proves that there was no commit.
+            // An abort that the broker accepted, with nothing left under way, proves that there was
+            // no commit.
             outcome: if commit_was_sent && !(aborted && tainted.is_none()) {
                 Outcome::Unknown
             } else {
@@ -315,8 +312,10 @@ impl Driver {
             },
             needs_rebuild: !aborted || tainted.is_some(),
         };
-        tracing::warn!(%error, aborted, ?tainted, outcome = ?error.outcome, "transaction failed");
-        if error.needs_rebuild {
+        let error = TransactError::from(failure);
+        let outcome = error.outcome();
+        tracing::warn!(%error, step, aborted, ?tainted, ?outcome, "transaction failed");
+        if error.needs_rebuild() {
             let reason = tainted.unwrap_or_else(|| error.to_string());
             self.refuse(&reason);
         }
@@ -339,10 +338,11 @@ impl Driver {
         }
     }
 
-    /// The delivery reports know better than the call that failed because of them, and librdkafka's reason for an abort
-    /// better than the purged records.
+    /// The delivery reports know better than the call that failed because of them, and librdkafka's
+    /// reason for an abort better than the purged records.
     fn cause(
         &self,
+        step: &str,
         trigger: Trigger,
         why: Option<CallError>,
         t: &Transaction,
@@ -357,7 +357,7 @@ impl Driver {
             });
         }
         if let Trigger::Record(index, NotProduced::Unencodable(reason)) = trigger {
-            let topic = topic_of(&t.records, index);
+            let topic = diagnosis::topic_of(&t.records, index);
             return Cause::Refused(Refused {
                 index,
                 suspects: vec![index],
@@ -366,8 +366,8 @@ impl Driver {
                 reason,
             });
         }
-        if let Some(cause) =
-            from_reports(&failures, &t.records).or_else(|| from_topic(why.as_ref()?, &t.records))
+        if let Some(cause) = diagnosis::from_reports(&failures, &t.records)
+            .or_else(|| diagnosis::from_topic(why.as_ref()?, &t.records))
         {
             return cause;
         }
@@ -383,14 +383,15 @@ impl Driver {
                 },
             },
             (None, Trigger::Call(error, _)) => error,
-            (None, _) => return self.not_acknowledged(t, &failures, why, start),
+            (None, _) => return self.not_acknowledged(step, t, &failures, why, start),
         };
         let topic = t.offsets.as_ref().map(|offsets| offsets.topic.as_str());
-        Cause::Call(client.explain("transact", &error, start, topic))
+        Cause::Call(client.explain(step, &error, start, topic))
     }
 
     fn not_acknowledged(
         &self,
+        step: &str,
         t: &Transaction,
         failures: &[FailedRecord],
         why: Option<CallError>,
@@ -413,10 +414,7 @@ impl Driver {
             },
         };
         // A time-out because the broker refuses us, or is not there, is no riddle.
-        let explained = self
-            .producer
-            .client()
-            .explain("transact", &error, start, None);
+        let explained = self.producer.client().explain(step, &error, start, None);
         if explained.is_authentication() || explained.is_authorization() || explained.is_fenced() {
             return Cause::Call(explained);
         }
@@ -434,99 +432,6 @@ impl Driver {
             reason,
         }
     }
-}
-
-/// A refusal or a topic's trouble, if the reports contain one.
-fn from_reports(failures: &[FailedRecord], records: &[Record]) -> Option<Cause> {
-    let refused = failures
-        .iter()
-        .find(|f| classify::delivery(f.code) == Delivery::Refused);
-    if let Some(first) = refused {
-        let mut suspects: Vec<usize> = failures
-            .iter()
-            .filter(|f| f.code == first.code)
-            .map(|f| f.index)
-            .collect();
-        suspects.sort_unstable();
-        let index = if classify::is_about_size(first.code) {
-            suspects
-                .iter()
-                .copied()
-                .max_by_key(|i| records.get(*i).map_or(0, size))
-                .unwrap_or(first.index)
-        } else {
-            first.index
-        };
-        let mut reason = first.reason.clone();
-        if suspects.len() > 1 && classify::is_about_size(first.code) {
-            reason = format!(
-                "{reason} (it came back for a batch of {} records: either this one is too large, or the topic's \
-                 max.message.bytes is below `kafka.batch.size`)",
-                suspects.len()
-            );
-        }
-        return Some(Cause::Refused(Refused {
-            index,
-            suspects,
-            topic: topic_of(records, index),
-            code: first.code.name(),
-            reason,
-        }));
-    }
-    let topic = failures
-        .iter()
-        .find(|f| classify::delivery(f.code) == Delivery::Topic)?;
-    Some(topic_trouble(
-        topic_of(records, topic.index),
-        topic.code,
-        &topic.reason,
-    ))
-}
-
-/// A topic's trouble that came up while its partitions were added to the transaction: the reason quotes the topic.
-fn from_topic(why: &CallError, records: &[Record]) -> Option<Cause> {
-    if classify::delivery(why.code) != Delivery::Topic {
-        return None;
-    }
-    let record = records
-        .iter()
-        .find(|record| why.reason.contains(&format!("\"{}\"", record.topic)));
-    let record = record.or_else(|| {
-        records
-            .iter()
-            .find(|record| why.reason.contains(&*record.topic))
-    });
-    let name = record.or(records.first())?.topic.to_string();
-    Some(topic_trouble(name, why.code, &why.reason))
-}
-
-fn topic_trouble(topic: String, code: Code, reason: &str) -> Cause {
-    let remedy = match code {
-        Code::TOPIC_AUTHORIZATION_FAILED => {
-            "grant this principal DESCRIBE and WRITE on it".to_owned()
-        }
-        Code::UNKNOWN_TOPIC_OR_PART | Code::LOCAL_UNKNOWN_TOPIC | Code::LOCAL_UNKNOWN_PARTITION => {
-            format!("create it, for example: kafka-topics.sh --create --topic {topic}")
-        }
-        _ => "see its configuration".to_owned(),
-    };
-    Cause::Topic {
-        topic,
-        code: code.name(),
-        reason: format!("{reason}; {remedy}"),
-    }
-}
-
-fn topic_of(records: &[Record], index: usize) -> String {
-    records
-        .get(index)
-        .map_or_else(String::new, |r| r.topic.to_string())
-}
-
-fn size(record: &Record) -> usize {
-    record.key.as_ref().map_or(0, bytes::Bytes::len)
-        + record.payload.as_ref().map_or(0, bytes::Bytes::len)
-        + record.headers.len()
 }
 
 fn left(deadline: Instant) -> Duration {

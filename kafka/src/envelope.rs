@@ -1,8 +1,9 @@
 //! Envelope v1: how a published record says which message it is.
 //!
-//! Kafka headers, all values UTF-8 text, in this order: `oncebox-v` = `1`, `oncebox-id` (message id), `oncebox-source`,
-//! `oncebox-epoch` (source epoch), `oncebox-outbox-id`, `oncebox-created-at` (RFC 3339, UTC, microseconds), then what
-//! the producer stored: `oncebox-type`, `traceparent`, `tracestate` and the user's own headers.
+//! Kafka headers, all values UTF-8 text, in this order: `oncebox-v` = `1`, `oncebox-id` (message
+//! id), `oncebox-source`, `oncebox-epoch` (source epoch), `oncebox-outbox-id`, `oncebox-created-at`
+//! (RFC 3339, UTC, microseconds), then what the producer stored: `oncebox-type`, `traceparent`,
+//! `tracestate` and the user's own headers.
 
 use bytes::Bytes;
 use time::OffsetDateTime;
@@ -41,7 +42,8 @@ pub struct Decoded {
 pub enum EnvelopeError {
     /// Written by a newer Oncebox (or by nobody we know).
     #[error(
-        "unknown version `{version}` of the Oncebox envelope, this build understands `{VERSION}`; upgrade the consumer"
+        "unknown version `{version}` of the Oncebox envelope, this build understands `{VERSION}`; \
+         upgrade the consumer"
     )]
     UnknownVersion {
         /// The value of `oncebox-v`.
@@ -63,10 +65,12 @@ pub enum EnvelopeError {
 
 /// Reads the envelope from a record's headers; `None` = the record has none (no `oncebox-v`).
 ///
-/// Of a header that occurs more than once the first counts: Oncebox writes its own before the user's.
+/// Of a header that occurs more than once the first counts: Oncebox writes its own before the
+/// user's.
 ///
 /// # Errors
-/// [`EnvelopeError`] if the version is unknown, or a header of the envelope is absent or unreadable.
+/// [`EnvelopeError`] if the version is unknown, or a header of the envelope is absent or
+/// unreadable.
 pub fn decode(headers: &[(String, Option<Bytes>)]) -> Result<Option<Decoded>, EnvelopeError> {
     let find = |name: &str| headers.iter().find(|(n, _)| n == name).map(|(_, v)| v);
     let Some(version) = find("oncebox-v") else {
@@ -161,12 +165,14 @@ fn decimal(value: i64, buffer: &mut [u8; 20]) -> &[u8] {
     &buffer[at..]
 }
 
-/// `2026-11-29T20:21:53.123456Z`. The `time` crate formats four times slower, which is felt at 300 000 records/s.
+/// `2026-11-29T20:21:53.123456Z`. The `time` crate formats four times slower, which is felt at 300
+/// 000 records/s.
 fn rfc3339(micros: i64, buffer: &mut [u8; 40]) -> &[u8] {
     use std::io::Write;
     const DAY: i64 = 86_400_000_000;
     let (days, rest) = (micros.div_euclid(DAY), micros.rem_euclid(DAY));
-    // Days to civil date in the proleptic Gregorian calendar (H. Hinnant, "chrono-compatible date algorithms").
+    // Days to civil date in the proleptic Gregorian calendar (H. Hinnant, "chrono-compatible date
+    // algorithms").
     let z = days + 719_468;
     let era = z.div_euclid(146_097);
     let doe = z.rem_euclid(146_097);
@@ -300,15 +306,25 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_encoded_is_decoded(
-            id: u128, epoch: i64, outbox_id: i64, micros in -62_167_219_200_000_000i64..253_402_300_800_000_000,
+            id: u128,
+            epoch: i64,
+            outbox_id: i64,
+            micros in -62_167_219_200_000_000i64..253_402_300_800_000_000,
             source in "[a-z0-9][a-z0-9._-]{0,99}",
         ) {
             let tag = SourceTag { source: Arc::from(source.as_str()), epoch };
-            let envelope = Envelope { message_id: Uuid::from_u128(id), outbox_id, created_at_micros: micros };
+            let message_id = Uuid::from_u128(id);
+            let envelope = Envelope { message_id, outbox_id, created_at_micros: micros };
             let decoded = decode(&encoded(&tag, &envelope)).unwrap().unwrap();
             prop_assert_eq!(decoded, Decoded {
-                message_id: envelope.message_id, source, source_epoch: epoch, outbox_id, created_at_micros: micros,
-                kind: None, traceparent: None, tracestate: None,
+                message_id,
+                source,
+                source_epoch: epoch,
+                outbox_id,
+                created_at_micros: micros,
+                kind: None,
+                traceparent: None,
+                tracestate: None,
             });
         }
 

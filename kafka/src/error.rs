@@ -14,7 +14,8 @@ pub enum Error {
     },
     /// No broker answered in time.
     #[error(
-        "cannot reach Kafka at {bootstrap}: {reason}; check that a broker listens there and that `kafka.security.protocol` is what the listener expects"
+        "cannot reach Kafka at {bootstrap}: {reason}; check that a broker listens there and that \
+         `kafka.security.protocol` is what the listener expects"
     )]
     Unreachable {
         /// The configured bootstrap list.
@@ -24,7 +25,8 @@ pub enum Error {
     },
     /// The broker refused the credentials, or the TLS handshake failed.
     #[error(
-        "Kafka at {bootstrap} refused the connection: {reason}; check `kafka.sasl.*`, `kafka.ssl.*` and `kafka.security.protocol`"
+        "Kafka at {bootstrap} refused the connection: {reason}; check `kafka.sasl.*`, `kafka.ssl.*` \
+         and `kafka.security.protocol`"
     )]
     Authentication {
         /// The configured bootstrap list.
@@ -53,10 +55,11 @@ pub enum Error {
         /// The topic's name.
         topic: String,
     },
-    /// Another producer with the same `transactional.id` has been opened, or the broker has timed our transaction
-    /// out: the two cannot be told apart.
+    /// Another producer with the same `transactional.id` has been opened, or the broker has timed
+    /// our transaction out: the two cannot be told apart.
     #[error(
-        "{operation}: fenced: a newer producer has the same transactional.id, or the broker ended our transaction by time-out ({reason})"
+        "{operation}: fenced: a newer producer has the same transactional.id, or the broker ended our \
+         transaction by time-out ({reason})"
     )]
     Fenced {
         /// What was tried.
@@ -144,7 +147,8 @@ impl Error {
         matches!(self, Self::UnknownTopic { .. })
     }
 
-    /// A newer producer has the same `transactional.id`, or the broker ended our transaction by time-out.
+    /// A newer producer has the same `transactional.id`, or the broker ended our transaction by
+    /// time-out.
     #[must_use]
     pub fn is_fenced(&self) -> bool {
         matches!(self, Self::Fenced { .. })

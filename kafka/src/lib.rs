@@ -1,11 +1,12 @@
-//! The Kafka side of [Oncebox](https://github.com/oncebox/oncebox): a transactional producer driver, the checkpoint
-//! that travels in its transactions, envelope v1, Java-compatible partitioning and a consumer that commits nothing by
-//! itself.
+//! The Kafka side of [Oncebox](https://github.com/oncebox/oncebox): a transactional producer
+//! driver, the checkpoint that travels in its transactions, envelope v1, Java-compatible
+//! partitioning and a consumer that commits nothing by itself.
 
 pub mod admin;
 mod classify;
 mod config;
 mod consumer;
+mod diagnosis;
 mod driver;
 pub mod envelope;
 mod error;

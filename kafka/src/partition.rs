@@ -1,7 +1,7 @@
 //! Which partition a key goes to: Java's choice, so that every producer of a topic agrees (G4).
 //!
-//! The producer lets librdkafka choose (`partitioner=murmur2_random`); this is the same function for callers that need
-//! to know the answer, and the test vectors that hold both to Java's.
+//! The producer lets librdkafka choose (`partitioner=murmur2_random`); this is the same function
+//! for callers that need to know the answer, and the test vectors that hold both to Java's.
 
 /// Murmur2 as in Kafka's Java client (`org.apache.kafka.common.utils.Utils.murmur2`).
 #[must_use]
@@ -28,7 +28,8 @@ pub fn murmur2(data: &[u8]) -> u32 {
     h ^ (h >> 15)
 }
 
-/// The partition of a key in a topic with this many partitions, as Java's default partitioner chooses it.
+/// The partition of a key in a topic with this many partitions, as Java's default partitioner
+/// chooses it.
 ///
 /// # Panics
 /// With no partitions.
@@ -41,7 +42,8 @@ pub fn for_key(key: &[u8], partitions: u32) -> u32 {
     (murmur2(key) & 0x7fff_ffff) % partitions
 }
 
-/// Keys with Java's murmur2 and Java's partition of 12 (from Kafka's own `UtilsTest` where it has them).
+/// Keys with Java's murmur2 and Java's partition of 12 (from Kafka's own `UtilsTest` where it has
+/// them).
 #[cfg(test)]
 pub(crate) const JAVA_VECTORS: &[(&[u8], i32)] = &[
     (b"21", -973_932_308),

@@ -13,7 +13,7 @@ use crate::driver::Driver;
 use crate::error::Error;
 use crate::record::Transaction;
 use crate::thread;
-use crate::transact_error::{Cause, Outcome, TransactError};
+use crate::transact_error::{Failure, Outcome, TransactError};
 
 /// A point in the life of a transaction, reported to [`ProducerOptions::on_step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -26,7 +26,8 @@ pub enum Step {
     Acked,
     /// The checkpoint is part of the transaction.
     OffsetsSent,
-    /// The commit request is written to the socket, its answer not yet read. Called on a thread of librdkafka.
+    /// The commit request is written to the socket, its answer not yet read. Called on a thread of
+    /// librdkafka.
     EndTxnSent,
     /// The commit is known.
     Committed,
@@ -35,10 +36,12 @@ pub enum Step {
 /// How a [`TransactionalProducer`] works.
 #[derive(Clone)]
 pub struct ProducerOptions {
-    /// Deadline of a transaction, and how long `read_committed` readers wait for a producer that died: at least 1 s, at
-    /// most the broker's `transaction.max.timeout.ms` (15 min). Defaults to 30 s.
+    /// Deadline of a transaction, and how long `read_committed` readers wait for a producer that
+    /// died: at least 1 s, at most the broker's `transaction.max.timeout.ms` (15 min). Defaults to
+    /// 30 s.
     pub transaction_timeout: Duration,
-    /// Called at each [`Step`], on the producer's thread or one of librdkafka's. Must return quickly. Defaults to none.
+    /// Called at each [`Step`], on the producer's thread or one of librdkafka's. Must return
+    /// quickly. Defaults to none.
     pub on_step: Option<Arc<dyn Fn(Step) + Send + Sync>>,
     /// See [`Self::without_taint_rule`]; public only for `..ProducerOptions::default()`.
     #[doc(hidden)]
@@ -76,8 +79,9 @@ impl fmt::Debug for ProducerOptions {
 /// A transaction that was committed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
-    /// Why the producer must be re-created before its next transaction, if it must: a request of this transaction was
-    /// sent twice or got no answer, and may still arrive. [`TransactionalProducer::transact`] refuses until then.
+    /// Why the producer must be re-created before its next transaction, if it must: a request of
+    /// this transaction was sent twice or got no answer, and may still arrive.
+    /// [`TransactionalProducer::transact`] refuses until then.
     pub tainted: Option<String>,
     /// How many records were published.
     pub records: usize,
@@ -85,15 +89,16 @@ pub struct Committed {
 
 /// The async handle of a transactional producer.
 ///
-/// One OS thread owns the client and makes its blocking calls. Transactions run one after the other. A handle that is
-/// dropped ends the thread after the running transaction.
+/// One OS thread owns the client and makes its blocking calls. Transactions run one after the
+/// other. A handle that is dropped ends the thread after the running transaction.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use oncebox_kafka::{Config, Offsets, ProducerOptions, Transaction, TransactionalProducer};
 ///
 /// let config = Config::new("localhost:9092");
-/// let producer = TransactionalProducer::open(&config, "oncebox.orders", ProducerOptions::default()).await?;
+/// let options = ProducerOptions::default();
+/// let producer = TransactionalProducer::open(&config, "oncebox.orders", options).await?;
 /// let checkpoint = Offsets {
 ///     group: "oncebox.orders".into(),
 ///     topic: "oncebox.checkpoints".into(),
@@ -101,7 +106,8 @@ pub struct Committed {
 ///     offset: 42,
 ///     metadata: "the position in full".into(),
 /// };
-/// let committed = producer.transact(Transaction { offsets: Some(checkpoint), ..Transaction::default() }).await?;
+/// let transaction = Transaction { offsets: Some(checkpoint), ..Transaction::default() };
+/// let committed = producer.transact(transaction).await?;
 /// if let Some(reason) = committed.tainted {
 ///     println!("re-creating the producer: {reason}");
 /// }
@@ -123,13 +129,13 @@ enum Job {
 }
 
 impl TransactionalProducer {
-    /// Creates the client and its producer epoch: fences every older producer with this id and settles the transaction it
-    /// left open (which takes about a second, if there is one). Gives up after the transaction time-out, and at once
-    /// when the broker refuses the credentials.
+    /// Creates the client and its producer epoch: fences every older producer with this id and
+    /// settles the transaction it left open (which takes about a second, if there is one). Gives up
+    /// after the transaction time-out, and at once when the broker refuses the credentials.
     ///
     /// # Errors
-    /// [`Error::Config`], [`Error::Unreachable`], [`Error::Authentication`], [`Error::Authorization`], or
-    /// [`Error::Kafka`] when the coordinator does not answer in time.
+    /// [`Error::Config`], [`Error::Unreachable`], [`Error::Authentication`],
+    /// [`Error::Authorization`], or [`Error::Kafka`] when the coordinator does not answer in time.
     ///
     /// # Cancel safety
     /// A dropped future still fences the older producers.
@@ -174,41 +180,40 @@ impl TransactionalProducer {
         Ok(Self { jobs, clock })
     }
 
-    /// Runs one transaction: begin, produce every record, wait for every acknowledgement, send the offsets, commit. `Ok`
-    /// means committed: records and offsets are visible together (G3). On an error the transaction is aborted if that is
-    /// possible. A transaction without records and offsets does nothing.
+    /// Runs one transaction: begin, produce every record, wait for every acknowledgement, send the
+    /// offsets, commit. `Ok` means committed: records and offsets are visible together (G3). On an
+    /// error the transaction is aborted if that is possible. A transaction without records and
+    /// offsets does nothing.
     ///
     /// Takes at most the transaction time-out, plus at most 10 s for the abort.
     ///
     /// # Errors
-    /// [`TransactError`], which says what is known about the outcome and whether this producer can go on.
+    /// [`TransactError`], which says what is known about the outcome and whether this producer can
+    /// go on.
     ///
     /// # Cancel safety
-    /// Not cancel safe: the transaction goes on when the future is dropped, its outcome is lost, and the producer refuses
-    /// to go on. The checkpoint decides after a rebuild.
+    /// Not cancel safe: the transaction goes on when the future is dropped, its outcome is lost,
+    /// and the producer refuses to go on. The checkpoint decides after a rebuild.
     pub async fn transact(&self, transaction: Transaction) -> Result<Committed, TransactError> {
         let (reply, answer) = oneshot::channel();
-        let lost = |outcome| TransactError {
-            step: "transact",
-            cause: Cause::Call(Error::closed("transact")),
-            outcome,
-            needs_rebuild: true,
-            retriable: true,
-        };
         self.jobs
             .send(Job::Transact(transaction, reply))
-            .map_err(|_| lost(Outcome::DidNotHappen))?;
-        answer.await.map_err(|_| lost(Outcome::Unknown))?
+            .map_err(|_| Failure::closed(Outcome::DidNotHappen))?;
+        answer
+            .await
+            .map_err(|_| Failure::closed(Outcome::Unknown))?
     }
 
-    /// When the producer's thread last completed a step of a transaction (a call, or a delivery report); now, if no
-    /// transaction is running. The relay renews its lease only while this is young.
+    /// When the producer's thread last completed a step of a transaction (a call, or a delivery
+    /// report); now, if no transaction is running. The relay renews its lease only while this is
+    /// young.
     #[must_use]
     pub fn last_step(&self) -> Instant {
         self.clock.last()
     }
 
-    /// Destroys the client, off the async threads; returns when that is done, after the running transaction.
+    /// Destroys the client, off the async threads; returns when that is done, after the running
+    /// transaction.
     ///
     /// # Cancel safety
     /// The client is destroyed all the same.

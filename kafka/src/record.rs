@@ -10,13 +10,16 @@ use uuid::Uuid;
 pub struct Record {
     /// Kafka topic.
     pub topic: Arc<str>,
-    /// Key; decides the partition as Java's default partitioner does. Without one the record goes anywhere.
+    /// Key; decides the partition as Java's default partitioner does. Without one the record goes
+    /// anywhere.
     pub key: Option<Bytes>,
     /// Payload; `None` is a tombstone.
     pub payload: Option<Bytes>,
-    /// Headers as stored in the outbox: the list encoded by `oncebox_migrations::headers`. Empty = none.
+    /// Headers as stored in the outbox: the list encoded by `oncebox_migrations::headers`. Empty =
+    /// none.
     pub headers: Bytes,
-    /// The envelope's fields; `None` publishes without the `oncebox-` headers. Needs [`Transaction::source`].
+    /// The envelope's fields; `None` publishes without the `oncebox-` headers. Needs
+    /// [`Transaction::source`].
     pub envelope: Option<Envelope>,
 }
 
@@ -55,7 +58,8 @@ pub struct Offsets {
     pub metadata: String,
 }
 
-/// One Kafka transaction: the records and the checkpoint become visible together or not at all (G3).
+/// One Kafka transaction: the records and the checkpoint become visible together or not at all
+/// (G3).
 #[derive(Clone, Debug, Default)]
 pub struct Transaction {
     /// The relay's part of the envelope.

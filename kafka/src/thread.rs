@@ -25,7 +25,8 @@ pub(crate) fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(
         })
 }
 
-/// Runs a blocking piece of work on a thread of its own. It goes on if the future is dropped, so it must be bounded.
+/// Runs a blocking piece of work on a thread of its own. It goes on if the future is dropped, so it
+/// must be bounded.
 pub(crate) async fn run<T: Send + 'static>(
     operation: &'static str,
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
@@ -37,9 +38,9 @@ pub(crate) async fn run<T: Send + 'static>(
     answer.await.map_err(|_| Error::closed(operation))?
 }
 
-/// Destroys a client on a thread of its own and waits, at most ten seconds: destruction joins librdkafka's threads, and if
-/// one of them hangs, that must not take ours with it.
-pub(crate) fn destroy(client: String, work: impl FnOnce() + Send + 'static) {
+/// Destroys a client on a thread of its own and waits, at most ten seconds: destruction joins
+/// librdkafka's threads, and if one of them hangs, that must not take ours with it.
+pub(crate) fn destroy(client: &str, work: impl FnOnce() + Send + 'static) {
     let (done, waiter) = mpsc::channel::<()>();
     let spawned = spawn("oncebox-kafka-drop", move || {
         work();

@@ -14,14 +14,17 @@ pub enum Outcome {
 /// A record that Kafka, or this client on Kafka's behalf, refuses for good.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// Index of the record in [`crate::Transaction::records`]. If several records came back with the refusal (a broker
-    /// refuses a whole batch), the most likely one: the largest for a size, else the first.
+    /// Index of the record in [`crate::Transaction::records`]. If several records came back with
+    /// the refusal (a broker refuses a whole batch), the most likely one: the largest for a size,
+    /// else the first.
     pub index: usize,
-    /// All records that came back with this refusal, ascending. One = the refusal is certain to be this record's.
+    /// All records that came back with this refusal, ascending. One = the refusal is certain to be
+    /// this record's.
     pub suspects: Vec<usize>,
     /// Topic of the record.
     pub topic: String,
-    /// Kafka's error name, for example `MSG_SIZE_TOO_LARGE`, or `LOCAL` for a record that cannot be encoded.
+    /// Kafka's error name, for example `MSG_SIZE_TOO_LARGE`, or `LOCAL` for a record that cannot be
+    /// encoded.
     pub code: String,
     /// What the broker or the client said.
     pub reason: String,
@@ -44,7 +47,8 @@ pub enum Cause {
         /// What the broker said, and the remedy.
         reason: String,
     },
-    /// Records were not acknowledged: time-outs, lost connections, too few replicas. Never a reason to park a record.
+    /// Records were not acknowledged: time-outs, lost connections, too few replicas. Never a reason
+    /// to park a record.
     #[error("{failed} of {sent} records were not acknowledged; the first: {code}: {reason}")]
     NotAcknowledged {
         /// How many records were handed over.
@@ -59,7 +63,8 @@ pub enum Cause {
     /// A transactional call failed.
     #[error(transparent)]
     Call(Error),
-    /// The producer must be re-created first: an earlier transaction left a request behind that may still arrive.
+    /// The producer must be re-created first: an earlier transaction left a request behind that may
+    /// still arrive.
     #[error("the producer must be re-created before the next transaction: {reason}")]
     NeedsRebuild {
         /// What was left behind.
@@ -69,54 +74,86 @@ pub enum Cause {
 
 /// A transaction that was not committed, or whose commit is not known.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{step}: {cause}")]
-pub struct TransactError {
-    /// What the driver was doing.
-    pub(crate) step: &'static str,
-    #[source]
+#[error("{}", .0.cause)]
+pub struct TransactError(pub(crate) Box<Failure>);
+
+/// What there is to say about a failed transaction.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
     pub(crate) cause: Cause,
     pub(crate) outcome: Outcome,
     pub(crate) needs_rebuild: bool,
     pub(crate) retriable: bool,
 }
 
+impl Failure {
+    /// The transaction was not begun, because an earlier one left something behind.
+    pub(crate) fn refused(reason: &str) -> Self {
+        Self {
+            cause: Cause::NeedsRebuild {
+                reason: reason.to_owned(),
+            },
+            outcome: Outcome::DidNotHappen,
+            needs_rebuild: true,
+            retriable: true,
+        }
+    }
+
+    /// The producer's thread is gone.
+    pub(crate) fn closed(outcome: Outcome) -> Self {
+        Self {
+            cause: Cause::Call(Error::closed("transact")),
+            outcome,
+            needs_rebuild: true,
+            retriable: true,
+        }
+    }
+}
+
+impl From<Failure> for TransactError {
+    fn from(failure: Failure) -> Self {
+        Self(Box::new(failure))
+    }
+}
+
 impl TransactError {
     /// Why it failed.
     #[must_use]
     pub fn cause(&self) -> &Cause {
-        &self.cause
+        &self.0.cause
     }
 
     /// What is known about the transaction.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
-        self.outcome
+        self.0.outcome
     }
 
-    /// The producer is of no more use: close it, open a new one with the same `transactional.id` and read the
-    /// checkpoint. `false` = the transaction was aborted cleanly and the producer can go on.
+    /// The producer is of no more use: close it, open a new one with the same `transactional.id`
+    /// and read the checkpoint. `false` = the transaction was aborted cleanly and the producer can
+    /// go on.
     #[must_use]
     pub fn needs_rebuild(&self) -> bool {
-        self.needs_rebuild
+        self.0.needs_rebuild
     }
 
     /// Trying the same transaction again may help, after a rebuild if [`Self::needs_rebuild`].
     #[must_use]
     pub fn is_retriable(&self) -> bool {
-        self.retriable
+        self.0.retriable
     }
 
-    /// A newer producer has the same `transactional.id`, or the broker ended our transaction by time-out: the two
-    /// cannot be told apart. Look at the lease.
+    /// A newer producer has the same `transactional.id`, or the broker ended our transaction by
+    /// time-out: the two cannot be told apart. Look at the lease.
     #[must_use]
     pub fn is_fenced(&self) -> bool {
-        matches!(&self.cause, Cause::Call(error) if error.is_fenced())
+        matches!(&self.0.cause, Cause::Call(error) if error.is_fenced())
     }
 
     /// The refused record, if the cause is a definite refusal (size, invalid record).
     #[must_use]
     pub fn refused(&self) -> Option<&Refused> {
-        match &self.cause {
+        match &self.0.cause {
             Cause::Refused(refused) => Some(refused),
             _ => None,
         }
@@ -131,7 +168,7 @@ impl TransactError {
     /// The topic that is missing or forbidden, if that is the cause.
     #[must_use]
     pub fn topic(&self) -> Option<&str> {
-        match &self.cause {
+        match &self.0.cause {
             Cause::Topic { topic, .. } => Some(topic),
             _ => None,
         }

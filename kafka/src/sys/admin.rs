@@ -37,7 +37,8 @@ pub(crate) struct NativeTopic {
 }
 
 impl AdminClient {
-    /// Creates the client and waits for an answer of some broker; the time-out is for everything it is asked.
+    /// Creates the client and waits for an answer of some broker; the time-out is for everything it
+    /// is asked.
     pub(crate) fn connect(config: &Config, timeout: Duration) -> Result<Self, Error> {
         let start = Instant::now();
         let client = Client::create(config, Role::Admin, &[], Shared::default())?;
@@ -58,8 +59,8 @@ impl AdminClient {
     /// Brokers and topics from the metadata.
     pub(crate) fn cluster(&self) -> Result<NativeCluster, Error> {
         const OPERATION: &str = "describe the cluster";
-        // SAFETY: the handle is live; the results are freed here and not used afterwards. Arrays are as long as their
-        // counts say.
+        // SAFETY: the handle is live; the results are freed here and not used afterwards. Arrays
+        // are as long as their counts say.
         unsafe {
             let mut metadata = ptr::null();
             let rk = self.client.rk();
@@ -114,7 +115,8 @@ impl AdminClient {
     pub(crate) fn topic(&self, name: &str) -> Result<Option<NativeTopic>, Error> {
         let operation = format!("describe the topic `{name}`");
         let c_name = c_string("topic", name)?;
-        // SAFETY: the collection is ours; the result is borrowed from the event, which is freed by `ask` after the closure.
+        // SAFETY: the collection is ours; the result is borrowed from the event, which is freed by
+        // `ask` after the closure.
         unsafe {
             let mut names = [c_name.as_ptr()];
             let topics = rdsys::rd_kafka_TopicCollection_of_topic_names(names.as_mut_ptr(), 1);
@@ -170,7 +172,8 @@ impl AdminClient {
             .map(|(k, v)| Ok((c_string(k, k)?, c_string(k, v)?)))
             .collect::<Result<_, Error>>()?;
         let mut words = [0; 512];
-        // SAFETY: the topic object is ours until destroyed below; the result is borrowed from the event as in `topic`.
+        // SAFETY: the topic object is ours until destroyed below; the result is borrowed from the
+        // event as in `topic`.
         unsafe {
             let topic = rdsys::rd_kafka_NewTopic_new(
                 c_name.as_ptr(),
@@ -251,7 +254,8 @@ impl AdminClient {
     ) -> Result<BTreeMap<String, String>, Error> {
         let operation = format!("read the configuration of `{name}`");
         let c_name = c_string("name", name)?;
-        // SAFETY: the resource is ours until destroyed below; the result is borrowed from the event as in `topic`.
+        // SAFETY: the resource is ours until destroyed below; the result is borrowed from the event
+        // as in `topic`.
         unsafe {
             let resource = rdsys::rd_kafka_ConfigResource_new(kind, c_name.as_ptr());
             let mut resources = [resource];
@@ -342,7 +346,8 @@ impl AdminClient {
                 );
             }
             send(rk, options, queue);
-            // The request has a time-out of its own; a little more, so that its error is what we see.
+            // The request has a time-out of its own; a little more, so that its error is what we
+            // see.
             let event = rdsys::rd_kafka_queue_poll(queue, timeout.saturating_add(1_000));
             self.client.poll(Duration::ZERO);
             let result = if event.is_null() {
@@ -375,7 +380,8 @@ impl AdminClient {
 /// # Safety
 /// `topic` is live during the call.
 unsafe fn describe(topic: *const rdsys::rd_kafka_TopicDescription_t) -> NativeTopic {
-    // SAFETY: everything returned is borrowed from `topic` and copied here; arrays are as long as their counts say.
+    // SAFETY: everything returned is borrowed from `topic` and copied here; arrays are as long as
+    // their counts say.
     unsafe {
         let mut partitions = 0;
         let list = rdsys::rd_kafka_TopicDescription_partitions(topic, &raw mut partitions);

@@ -18,7 +18,8 @@ use crate::config::{Config, Role, is_secret};
 use crate::error::Error;
 use crate::thread;
 
-/// What librdkafka's callbacks write and this crate reads. Lives until after the client is destroyed.
+/// What librdkafka's callbacks write and this crate reads. Lives until after the client is
+/// destroyed.
 #[derive(Default)]
 pub(crate) struct Shared {
     pub(super) tap: Tap,
@@ -47,7 +48,8 @@ impl Complaints {
         if classify::is_refused_connection(code) {
             last.refused = Some((now, reason.clone()));
         } else if code != Code::LOCAL_ALL_BROKERS_DOWN || last.transport.is_none() {
-            // "1/1 brokers are down" says less than "Connect to 127.0.0.1:9092 failed: Connection refused".
+            // "1/1 brokers are down" says less than "Connect to 127.0.0.1:9092 failed: Connection
+            // refused".
             last.transport = Some((now, reason.clone()));
         }
         if last.events.len() < 16 {
@@ -109,8 +111,9 @@ impl Client {
     ) -> Result<Self, Error> {
         let properties = config.resolve(role, decided)?;
         let shared = Box::into_raw(Box::new(shared));
-        // SAFETY: `conf` is fresh and owned here; it goes to `rd_kafka_new` or is destroyed. `shared` outlives the client:
-        // it is freed only after `rd_kafka_destroy`, or here if there is no client.
+        // SAFETY: `conf` is fresh and owned here; it goes to `rd_kafka_new` or is destroyed.
+        // `shared` outlives the client: it is freed only after `rd_kafka_destroy`, or here if there
+        // is no client.
         unsafe {
             let conf = rdsys::rd_kafka_conf_new();
             let fail = |error: Error| {
@@ -129,7 +132,7 @@ impl Client {
             let kind = match role {
                 Role::Producer => {
                     rdsys::rd_kafka_conf_set_dr_msg_cb(conf, Some(super::producer::on_delivery));
-                    super::tap::install(conf, &raw const (*shared).tap);
+                    super::tap::install(conf, shared);
                     rdsys::rd_kafka_type_t::RD_KAFKA_PRODUCER
                 }
                 Role::Consumer => {
@@ -180,7 +183,8 @@ impl Client {
             .then(|| (code, unsafe { text(words.as_ptr()) }))
     }
 
-    /// The words for a failed call. A time-out whose cause the client has complained about gets that cause.
+    /// The words for a failed call. A time-out whose cause the client has complained about gets
+    /// that cause.
     pub(crate) fn explain(
         &self,
         operation: &str,
@@ -239,7 +243,8 @@ impl Client {
         &self.bootstrap
     }
 
-    /// Waits until some broker has answered. Credentials that are refused end the wait at once: no time-out cures them.
+    /// Waits until some broker has answered. Credentials that are refused end the wait at once: no
+    /// time-out cures them.
     pub(crate) fn connect(&self, timeout: Duration) -> Result<(), Error> {
         let start = Instant::now();
         loop {
@@ -292,7 +297,7 @@ impl Drop for Client {
         };
         // SAFETY: the handle is live, the name belongs to it and is copied.
         let name = unsafe { text(rdsys::rd_kafka_name(self.rk)) };
-        thread::destroy(name, move || last.destroy());
+        thread::destroy(&name, move || last.destroy());
     }
 }
 
@@ -307,8 +312,9 @@ unsafe impl Send for LastUse {}
 
 impl LastUse {
     fn destroy(self) {
-        // SAFETY: the last use of the handle; all of librdkafka's threads are joined when `rd_kafka_destroy` returns, so
-        // nothing can write to `shared`, or read a payload that it keeps alive, afterwards.
+        // SAFETY: the last use of the handle; all of librdkafka's threads are joined when
+        // `rd_kafka_destroy` returns, so nothing can write to `shared`, or read a payload that it
+        // keeps alive, afterwards.
         unsafe {
             rdsys::rd_kafka_destroy(self.rk);
             drop(Box::from_raw(self.shared));
@@ -374,7 +380,8 @@ unsafe fn set(conf: *mut rdsys::rd_kafka_conf_t, key: &str, value: &str) -> Resu
 pub(crate) fn builtin_features() -> Vec<String> {
     let mut value = [0; 512];
     let mut size = value.len();
-    // SAFETY: a fresh configuration, a buffer as long as we say, and librdkafka terminates what it writes.
+    // SAFETY: a fresh configuration, a buffer as long as we say, and librdkafka terminates what it
+    // writes.
     let list = unsafe {
         let conf = rdsys::rd_kafka_conf_new();
         rdsys::rd_kafka_conf_get(
@@ -395,7 +402,8 @@ pub(super) fn millis(duration: Duration) -> c_int {
 }
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing panics while holding one of these locks; if something ever does, the data are still whole.
+    // Nothing panics while holding one of these locks; if something ever does, the data are still
+    // whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -1,8 +1,8 @@
 //! Error codes of Kafka and librdkafka as plain numbers.
 //!
-//! The binding declares `rd_kafka_resp_err_t` as a Rust enum; a code that is newer than the binding (a broker's code is
-//! passed through) would be an invalid value of that enum. So functions that return a broker's code are declared here
-//! once more, with a C int.
+//! The binding declares `rd_kafka_resp_err_t` as a Rust enum; a code that is newer than the binding
+//! (a broker's code is passed through) would be an invalid value of that enum. So functions that
+//! return a broker's code are declared here once more, with a C int.
 
 use std::ffi::{CStr, c_char, c_int};
 
@@ -93,7 +93,8 @@ impl Code {
 
     /// `MSG_SIZE_TOO_LARGE`, `_TIMED_OUT`, …
     pub(crate) fn name(self) -> String {
-        // SAFETY: returns a static string, or a thread-local one that is valid until the next call on this thread.
+        // SAFETY: returns a static string, or a thread-local one that is valid until the next call
+        // on this thread.
         unsafe { text(rd_kafka_err2name(self.0)) }
     }
 

@@ -18,6 +18,8 @@ use crate::error::Error;
 
 const NO_OFFSET: i64 = -1001;
 
+type NativeList = rdsys::rd_kafka_topic_partition_list_t;
+
 /// What the rebalance callback was told.
 pub(crate) enum Rebalance {
     Assigned(Vec<(String, i32)>),
@@ -44,8 +46,8 @@ pub(crate) struct ConsumerClient {
 }
 
 impl ConsumerClient {
-    /// Creates the client; nothing is sent yet. `read_committed` also decides whether a committed offset waits for the
-    /// transaction that is about to change it (`RequireStable`, KIP-447).
+    /// Creates the client; nothing is sent yet. `read_committed` also decides whether a committed
+    /// offset waits for the transaction that is about to change it (`RequireStable`, KIP-447).
     pub(crate) fn create(
         config: &Config,
         group: &str,
@@ -173,7 +175,8 @@ impl ConsumerClient {
         }
     }
 
-    /// Low and high watermark. Under `read_committed` the high one is the end of the log, not the last stable offset.
+    /// Low and high watermark. Under `read_committed` the high one is the end of the log, not the
+    /// last stable offset.
     pub(crate) fn watermarks(
         &self,
         topic: &str,
@@ -236,8 +239,8 @@ impl ConsumerClient {
             .filter(|offset| *offset >= 0))
     }
 
-    /// The group's committed offset and its metadata; `None` = there is none. An element with an error of its own means
-    /// unknown, never none.
+    /// The group's committed offset and its metadata; `None` = there is none. An element with an
+    /// error of its own means unknown, never none.
     pub(crate) fn committed(
         &self,
         topic: &str,
@@ -329,8 +332,8 @@ impl ConsumerClient {
     /// # Safety
     /// `message` is live during the call.
     unsafe fn read(&self, message: *const rdsys::rd_kafka_message_t) -> Polled {
-        // SAFETY: fields and headers are copied; the error is read as an integer, it may be a code that the binding does
-        // not know.
+        // SAFETY: fields and headers are copied; the error is read as an integer, it may be a code
+        // that the binding does not know.
         unsafe {
             let code = Code((&raw const (*message).err).cast::<i32>().read());
             let topic = if (*message).rkt.is_null() {
@@ -392,7 +395,7 @@ impl ConsumerClient {
         &self,
         partitions: impl ExactSizeIterator<Item = (S, i32, i64)>,
         operation: &'static str,
-        call: impl FnOnce(*mut rdsys::rd_kafka_t, *mut rdsys::rd_kafka_topic_partition_list_t) -> c_int,
+        call: impl FnOnce(*mut rdsys::rd_kafka_t, *mut NativeList) -> c_int,
     ) -> Result<(), Error> {
         let start = Instant::now();
         let list = self.list(partitions, operation)?;
@@ -447,7 +450,7 @@ unsafe fn headers(message: *const rdsys::rd_kafka_message_t) -> Vec<(String, Opt
 pub(super) unsafe extern "C" fn on_rebalance(
     rk: *mut rdsys::rd_kafka_t,
     err: c_int,
-    partitions: *mut rdsys::rd_kafka_topic_partition_list_t,
+    partitions: *mut NativeList,
     opaque: *mut c_void,
 ) {
     // SAFETY: `opaque` is the client's `Shared`; the list lives during the call.
@@ -459,7 +462,8 @@ pub(super) unsafe extern "C" fn on_rebalance(
         (&*opaque.cast::<Shared>(), partitions)
     };
     let event = if Code(err) == Code::LOCAL_ASSIGN_PARTITIONS {
-        // Not assigned here: where to start is known only after ownership has been taken in the database (G6).
+        // Not assigned here: where to start is known only after ownership has been taken in the
+        // database (G6).
         Rebalance::Assigned(partitions)
     } else {
         // SAFETY: the handle is live; a null list unassigns everything.

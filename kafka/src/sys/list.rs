@@ -1,5 +1,5 @@
-//! librdkafka's list of partitions, which never leaves this module: a list obtained from a consumer that outlives it
-//! makes the consumer's destruction hang for ever.
+//! librdkafka's list of partitions, which never leaves this module: a list obtained from a consumer
+//! that outlives it makes the consumer's destruction hang for ever.
 
 use std::ffi::CString;
 
@@ -27,7 +27,8 @@ impl List {
         })
     }
 
-    /// Adds an element; −1001 is librdkafka's "no offset". A topic name with a NUL byte cannot exist: it is refused.
+    /// Adds an element; −1001 is librdkafka's "no offset". A topic name with a NUL byte cannot
+    /// exist: it is refused.
     pub(super) fn add(
         &mut self,
         topic: &str,
@@ -36,8 +37,8 @@ impl List {
         metadata: &str,
     ) -> Result<(), Code> {
         let topic = CString::new(topic).map_err(|_| Code::TOPIC_EXCEPTION)?;
-        // SAFETY: the list is live; the element stays where it is until the next `add`. The metadata is allocated with the
-        // allocator that librdkafka frees it with.
+        // SAFETY: the list is live; the element stays where it is until the next `add`. The
+        // metadata is allocated with the allocator that librdkafka frees it with.
         unsafe {
             let element =
                 rdsys::rd_kafka_topic_partition_list_add(self.0, topic.as_ptr(), partition);
@@ -92,7 +93,8 @@ impl Drop for List {
 /// # Safety
 /// `list` is live during the call.
 pub(super) unsafe fn elements(list: *const rdsys::rd_kafka_topic_partition_list_t) -> Vec<Element> {
-    // SAFETY: `elems` holds `cnt` elements. The error is read as an integer: it may be a code the binding does not know.
+    // SAFETY: `elems` holds `cnt` elements. The error is read as an integer: it may be a code the
+    // binding does not know.
     unsafe {
         (0..usize::try_from((*list).cnt).unwrap_or(0))
             .map(|i| {

@@ -1,10 +1,12 @@
 //! Everything that touches librdkafka: the only unsafe code of the workspace.
 //!
-//! The crate `rdkafka` is not used: its producers cannot carry the request interceptor ([`tap`]), waste 100 ms per commit,
-//! and its consumer hangs when an offset list outlives it. What is left of a client without them is small.
+//! The crate `rdkafka` is not used: its producers cannot carry the request interceptor ([`tap`]),
+//! waste 100 ms per commit, and its consumer hangs when an offset list outlives it. What is left of
+//! a client without them is small.
 //!
-//! Rules of this module: a handle is destroyed before what its callbacks point to; a list of partitions never leaves the
-//! function that made it; payloads are not copied, so the producer holds on to them until they are acknowledged.
+//! Rules of this module: a handle is destroyed before what its callbacks point to; a list of
+//! partitions never leaves the function that made it; payloads are not copied, so the producer
+//! holds on to them until they are acknowledged.
 #![allow(unsafe_code)]
 
 mod admin;

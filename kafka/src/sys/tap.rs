@@ -1,16 +1,18 @@
 //! The tap: an interceptor that sees every request of the producer.
 //!
-//! librdkafka speaks transactions V1, in which nothing in an `EndTxn` says *which* transaction it ends (KAFKA-17754). It
-//! re-sends an `EndTxn` whose answer it does not get and reports success; the late first one may then end the next
-//! transaction. So every transaction is watched: one whose requests are not all answered taints the producer, which is
-//! then re-created, and the new epoch makes the broker refuse whatever is late (G3).
+//! librdkafka speaks transactions V1, in which nothing in an `EndTxn` says *which* transaction it
+//! ends (KAFKA-17754). It re-sends an `EndTxn` whose answer it does not get and reports success;
+//! the late first one may then end the next transaction. So every transaction is watched: one whose
+//! requests are not all answered taints the producer, which is then re-created, and the new epoch
+//! makes the broker refuse whatever is late (G3).
 
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::SeqCst};
 
 use rdkafka_sys as rdsys;
 
+use super::client::Shared;
 use super::code::{Code, raw};
 
 const ADD_PARTITIONS_TO_TXN: i16 = 24;
@@ -18,19 +20,22 @@ const ADD_OFFSETS_TO_TXN: i16 = 25;
 const END_TXN: i16 = 26;
 const TXN_OFFSET_COMMIT: i16 = 28;
 
-/// What the requests of the running transaction have gone through. Written on librdkafka's broker threads.
+/// What the requests of the running transaction have gone through. Written on librdkafka's broker
+/// threads.
 #[derive(Default)]
 pub(crate) struct Tap {
     end_txn_sent: AtomicU32,
     offset_commit_sent: AtomicBool,
-    /// The first request that ended without an answer: api key + 1 in the upper half, error in the lower; 0 = none.
+    /// The first request that ended without an answer: api key + 1 in the upper half, error in the
+    /// lower; 0 = none.
     unanswered: AtomicU64,
     committing: AtomicBool,
     on_commit_sent: Option<Box<dyn Fn() + Send + Sync>>,
 }
 
 impl Tap {
-    /// `on_commit_sent` is called on a librdkafka thread after an `EndTxn` of a commit is written to the socket.
+    /// `on_commit_sent` is called on a librdkafka thread after an `EndTxn` of a commit is written
+    /// to the socket.
     pub(crate) fn new(on_commit_sent: Option<Box<dyn Fn() + Send + Sync>>) -> Self {
         Self {
             on_commit_sent,
@@ -96,8 +101,9 @@ impl Tap {
         }
     }
 
-    /// Every end of a request comes here, answered or not (an answered one twice). An answer that is itself an error, such
-    /// as CONCURRENT_TRANSACTIONS, is an answer; `code` is only about the connection.
+    /// Every end of a request comes here, answered or not (an answered one twice). An answer that
+    /// is itself an error, such as CONCURRENT_TRANSACTIONS, is an answer; `code` is only about the
+    /// connection.
     fn ended(&self, api_key: i16, code: Code) {
         if code.is_error()
             && matches!(
@@ -121,18 +127,19 @@ fn name(api_key: i16) -> &'static str {
     }
 }
 
-/// Makes the client created from `conf` report its requests to `tap`.
+/// Makes the client created from `conf` report its requests to the tap, and the fate of its records
+/// to [`super::producer`].
 ///
 /// # Safety
-/// `tap` outlives the client.
-pub(super) unsafe fn install(conf: *mut rdsys::rd_kafka_conf_t, tap: *const Tap) {
+/// `shared` outlives the client.
+pub(super) unsafe fn install(conf: *mut rdsys::rd_kafka_conf_t, shared: *mut Shared) {
     // SAFETY: interceptors must be added before `rd_kafka_new` returns; `on_new` runs inside it.
     unsafe {
         rdsys::rd_kafka_conf_interceptor_add_on_new(
             conf,
             c"oncebox-tap".as_ptr(),
             Some(on_new),
-            tap.cast_mut().cast(),
+            shared.cast(),
         );
     }
 }
@@ -144,25 +151,25 @@ unsafe extern "C" fn on_new(
     _: *mut c_char,
     _: usize,
 ) -> rdsys::rd_kafka_resp_err_t {
+    const NAME: &CStr = c"oncebox-tap";
     // SAFETY: called by librdkafka while it creates the client, with what `install` gave it.
-    unsafe {
-        let first = rdsys::rd_kafka_interceptor_add_on_request_sent(
-            rk,
-            c"oncebox-tap".as_ptr(),
-            Some(on_sent),
-            opaque,
-        );
-        // Without the tap there is no protection against late requests: refuse to create the client.
-        if first != rdsys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR
-            || raw::rd_kafka_interceptor_add_on_response_received(
+    let failed = unsafe {
+        let none = rdsys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR;
+        let add_sent = rdsys::rd_kafka_interceptor_add_on_request_sent;
+        let add_ack = rdsys::rd_kafka_interceptor_add_on_acknowledgement;
+        let add_response = raw::rd_kafka_interceptor_add_on_response_received;
+        add_sent(rk, NAME.as_ptr(), Some(on_sent), opaque) != none
+            || add_ack(
                 rk,
-                c"oncebox-tap".as_ptr(),
-                Some(on_response),
+                NAME.as_ptr(),
+                Some(super::producer::on_acknowledgement),
                 opaque,
-            ) != 0
-        {
-            return rdsys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__FAIL;
-        }
+            ) != none
+            || add_response(rk, NAME.as_ptr(), Some(on_response), opaque) != 0
+    };
+    if failed {
+        // Without the tap there is no protection against late requests: do not create the client.
+        return rdsys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR__FAIL;
     }
     rdsys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR
 }
@@ -180,8 +187,8 @@ unsafe extern "C" fn on_sent(
     _: usize,
     opaque: *mut c_void,
 ) -> rdsys::rd_kafka_resp_err_t {
-    // SAFETY: `opaque` is the `Tap` of `install`, which outlives the client.
-    unsafe { &*opaque.cast::<Tap>() }.sent(api_key);
+    // SAFETY: `opaque` is the `Shared` of `install`, which outlives the client.
+    unsafe { &*opaque.cast::<Shared>() }.tap.sent(api_key);
     rdsys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR
 }
 
@@ -199,7 +206,9 @@ unsafe extern "C" fn on_response(
     opaque: *mut c_void,
 ) -> c_int {
     // SAFETY: as in `on_sent`.
-    unsafe { &*opaque.cast::<Tap>() }.ended(api_key, Code(err));
+    unsafe { &*opaque.cast::<Shared>() }
+        .tap
+        .ended(api_key, Code(err));
     0
 }
 
@@ -248,7 +257,8 @@ mod tests {
         }
         tap.reset();
         tap.ended(0, Code::LOCAL_TRANSPORT); // Produce: sequence numbers protect it
-        tap.ended(-1, Code(-156)); // the answer to a request that was given up: it was counted when it was given up
+        // A late answer: the request was counted when it was given up.
+        tap.ended(-1, Code(-156));
         assert_eq!(tap.taint(), None);
     }
 }

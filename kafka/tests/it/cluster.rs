@@ -71,7 +71,8 @@ async fn an_offset_is_found_by_time() {
     assert!(error.is_unknown_topic(), "{error}");
 }
 
-/// The broker says "none" for a topic that does not exist: who asks must have made sure of the topic first.
+/// The broker says "none" for a topic that does not exist: who asks must have made sure of the
+/// topic first.
 #[tokio::test]
 async fn a_missing_topic_has_no_committed_offset() {
     let Some(config) = kafka() else { return };

@@ -113,7 +113,8 @@ pub(crate) fn read_all(bootstrap: &str, topic: &str, isolation: &str) -> Vec<See
     consumer.assign(&list).unwrap();
     drop(list);
     let mut seen = Vec::new();
-    // No end marker under read_committed with an open transaction: read until it has been quiet for a while.
+    // No end marker under read_committed with an open transaction: read until it has been quiet for
+    // a while.
     let mut last = Instant::now();
     while last.elapsed() < Duration::from_millis(1_500) {
         if let Some(message) = consumer.poll(Duration::from_millis(100)) {

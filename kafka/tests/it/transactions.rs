@@ -381,7 +381,8 @@ async fn an_open_transaction_hides_the_checkpoint_from_a_stable_reader_until_a_t
     };
     producer.transact(first).await.unwrap();
     producer.close().await;
-    // A relay that dies with its checkpoint sent and its transaction open: a step hook that blocks is as good as dead.
+    // A relay that dies with its checkpoint sent and its transaction open: a step hook that blocks
+    // is as good as dead.
     let (reached, mut at) = tokio::sync::mpsc::unbounded_channel();
     let (release, blocked) = std::sync::mpsc::channel::<()>();
     let blocked = Mutex::new(blocked);
