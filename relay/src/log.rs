@@ -119,13 +119,13 @@ impl Log for KafkaLog {
     }
 
     async fn open(&self) -> Result<KafkaProducer, Error> {
-        let mut options = ProducerOptions::default();
-        options.transaction_timeout = self.config.transaction_timeout;
-        options.on_step = self.config.on_step.clone().map(|hook| {
+        let on_step = self.config.on_step.clone().map(|hook| {
             let report: Arc<dyn Fn(oncebox_kafka::Step) + Send + Sync> =
                 Arc::new(move |step| hook(step.into()));
             report
         });
+        let mut options = ProducerOptions::default();
+        (options.transaction_timeout, options.on_step) = (self.config.transaction_timeout, on_step);
         let id = self.config.transactional_id();
         let producer = TransactionalProducer::open(&self.config.kafka, &id, options)
             .await

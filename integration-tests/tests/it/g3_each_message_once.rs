@@ -62,7 +62,7 @@ async fn g3_killed_between_kafka_commit_and_mark_publishes_once() {
 async fn g3_an_aborted_transaction_is_invisible_to_read_committed() {
     let source = Source::create().await;
     source.commit("k", "once").await;
-    relay_with(&source, &["--kill-at", "acked:1"])
+    relay_with(&source, &["--kill-at", "acked:2"])
         .wait_killed()
         .await;
     let raw = reader::uncommitted(&source.bootstrap, &source.topic).await;

@@ -46,11 +46,12 @@ impl Stage {
     }
 
     async fn open(&self) -> TransactionalProducer {
-        let mut options = ProducerOptions::default();
+        let mut options = if self.cure {
+            ProducerOptions::default()
+        } else {
+            ProducerOptions::default().without_taint_rule()
+        };
         options.transaction_timeout = Duration::from_secs(20);
-        if !self.cure {
-            options = options.without_taint_rule();
-        }
         TransactionalProducer::open(&self.config(), &self.id, options)
             .await
             .unwrap()

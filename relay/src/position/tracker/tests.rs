@@ -204,7 +204,7 @@ impl Relay {
         if let Some(last) = self
             .unacknowledged
             .drain(..n.min(self.unacknowledged.len()))
-            .last()
+            .next_back()
         {
             self.acknowledged = last;
         }
