@@ -184,6 +184,19 @@ pub async fn ensure_topic(config: &Config, topic: &str, spec: &TopicSpec) -> Res
     .await
 }
 
+/// Deletes a topic with its records; `false` = there is none. For whoever made it: the demo, tests.
+/// Needs DELETE and DESCRIBE on the topic.
+///
+/// # Errors
+/// [`Error::Authorization`], or what the broker has against it.
+///
+/// # Cancel safety
+/// A dropped future may still delete the topic.
+pub async fn delete_topic(config: &Config, topic: &str) -> Result<bool, Error> {
+    let topic = topic.to_owned();
+    with_admin(config, TIMEOUT, move |admin| admin.delete_topic(&topic)).await
+}
+
 /// The cluster as this principal sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cluster {

@@ -112,9 +112,9 @@ pub(crate) fn describe(
     topic: Option<&str>,
 ) -> Error {
     let remedy = match code {
-        Code::TOPIC_AUTHORIZATION_FAILED => {
-            Some("grant this principal DESCRIBE and WRITE (relay) or READ (consumer) on the topic")
-        }
+        Code::TOPIC_AUTHORIZATION_FAILED => Some(
+            "grant this principal DESCRIBE and WRITE (relay) or READ (consumer) on the topic, and CREATE if it is to be created",
+        ),
         Code::GROUP_AUTHORIZATION_FAILED => Some("grant this principal READ on the consumer group"),
         Code::TRANSACTIONAL_ID_AUTHORIZATION_FAILED => {
             Some("grant this principal DESCRIBE and WRITE on the transactional id")

@@ -195,6 +195,7 @@ impl Config {
     pub(crate) fn resolve(
         &self,
         role: Role,
+        defaults: &[(&str, String)],
         decided: &[(&str, String)],
     ) -> Result<Vec<(String, String)>, Error> {
         self.check()?;
@@ -218,6 +219,9 @@ impl Config {
             put("queue.buffering.max.messages", "1000000");
             // A missing topic is reported after this time, well inside the transaction's deadline.
             put("topic.metadata.propagation.max.ms", "5000");
+        }
+        for (key, value) in defaults {
+            put(key, value);
         }
         for (key, value) in &self.properties {
             put(plain(key), value);
@@ -292,7 +296,7 @@ mod tests {
     fn the_users_value_comes_after_the_default_and_before_what_is_decided() {
         let config = Config::new("localhost:9092").set("kafka.linger.ms", "3");
         let all = config
-            .resolve(Role::Producer, &[("acks", "all".into())])
+            .resolve(Role::Producer, &[], &[("acks", "all".into())])
             .unwrap();
         let at = |k: &str, v: &str| all.iter().position(|(a, b)| a == k && b == v).unwrap();
         assert!(at("linger.ms", "0") < at("linger.ms", "3"));

@@ -41,7 +41,7 @@ pub enum ConsumerEvent {
     /// `max.poll.interval.ms`.
     Assigned(Vec<(String, i32)>),
     /// These partitions are ours no more: they are already unassigned, and offsets can no longer be
-    /// stored for them.
+    /// stored for them. What was stored has been committed, if the broker still takes it.
     Revoked(Vec<(String, i32)>),
     /// The position is outside the log: the topic was re-created or cut, or records expired. The
     /// partition is not fetched until it is assigned anew.
@@ -115,8 +115,16 @@ impl Consumer {
     /// [`ConsumerEvent::Assigned`], also if nothing was assigned.
     ///
     /// # Errors
-    /// If the client is closing, or a topic's name cannot exist.
+    /// If an offset is negative, or the client is closing.
     pub fn assign(&self, partitions: &[(String, i32, i64)]) -> Result<(), Error> {
+        if let Some((topic, partition, offset)) =
+            partitions.iter().find(|(_, _, offset)| *offset < 0)
+        {
+            // To librdkafka, negative offsets mean things like "the end".
+            let reason =
+                format!("is {offset} for {topic} [{partition}]; a position is never negative");
+            return Err(Error::config("offset", reason));
+        }
         self.client.assign(partitions)
     }
 

@@ -134,6 +134,7 @@ impl Driver {
             }
             Err((step, trigger)) => Err(self.fail(step, trigger, t, start)),
         };
+        self.producer.client().poll(Duration::ZERO);
         self.producer.release();
         result
     }
@@ -156,6 +157,7 @@ impl Driver {
                 .map_err(|t| (SEND_OFFSETS, t))?;
             self.step(Step::OffsetsSent);
         }
+        in_time(deadline).map_err(|t| ("commit", t))?;
         self.producer.tap().committing(true);
         let result = self.call(deadline, |p, timeout| p.commit(timeout));
         self.producer.tap().committing(false);
@@ -176,14 +178,16 @@ impl Driver {
                     return Err(Trigger::Record(index, error));
                 }
                 self.producer.client().poll(Duration::from_millis(10));
-                self.look(deadline)?;
+                self.look()?;
+                in_time(deadline)?;
             }
             if index == records.len() / 2 {
                 self.step(Step::Producing);
             }
             if index % STRIDE == STRIDE - 1 {
                 self.producer.client().poll(Duration::ZERO);
-                self.look(deadline)?;
+                self.look()?;
+                in_time(deadline)?;
             }
         }
         Ok(())
@@ -193,26 +197,28 @@ impl Driver {
     /// (G2).
     fn wait_for_acks(&mut self, sent: usize, deadline: Instant) -> Result<(), Trigger> {
         loop {
-            self.look(deadline)?;
+            self.look()?;
             if self.delivered == sent {
                 return Ok(());
             }
+            in_time(deadline)?;
             // Returns as soon as there is a report.
             self.producer.client().poll(left(deadline).min(SLICE));
         }
     }
 
-    /// Fails the transaction at the first delivery error and at the deadline; a report is progress.
-    fn look(&mut self, deadline: Instant) -> Result<(), Trigger> {
+    /// Fails the transaction at the first delivery error; a report is progress.
+    fn look(&mut self) -> Result<(), Trigger> {
         let (delivered, failed) = self.producer.acks();
         if delivered != self.delivered {
             self.delivered = delivered;
             self.clock.tick();
         }
-        if failed > 0 || Instant::now() >= deadline {
-            return Err(Trigger::Delivery);
+        if failed > 0 {
+            Err(Trigger::Delivery)
+        } else {
+            Ok(())
         }
-        Ok(())
     }
 
     fn send_offsets(&mut self, offsets: &Offsets, deadline: Instant) -> Result<(), Trigger> {
@@ -268,6 +274,7 @@ impl Driver {
         t: &Transaction,
         start: Instant,
     ) -> TransactError {
+        self.producer.client().poll(Duration::ZERO);
         let commit_was_sent = self.producer.tap().end_txn_was_sent();
         let may_abort = match &trigger {
             Trigger::Call(_, Action::Rebuild) => false,
@@ -431,6 +438,15 @@ impl Driver {
             code: error.code.name(),
             reason,
         }
+    }
+}
+
+/// Nothing is begun after the deadline: the broker may end the transaction at any moment.
+fn in_time(deadline: Instant) -> Result<(), Trigger> {
+    if Instant::now() < deadline {
+        Ok(())
+    } else {
+        Err(Trigger::Delivery)
     }
 }
 

@@ -19,7 +19,7 @@ mod transact_error;
 
 pub use admin::{
     BrokerSettings, Cluster, Stability, TopicInfo, TopicSettings, TopicSpec, broker_settings,
-    cluster, committed, ensure_topic, offset_for_time, topic_id, topic_settings, watermarks,
+    cluster, committed, delete_topic, ensure_topic, offset_for_time, topic_id, topic_settings, watermarks,
 };
 pub use config::Config;
 pub use consumer::{Consumer, ConsumerEvent, Message};

@@ -41,7 +41,7 @@ impl AdminClient {
     /// is asked.
     pub(crate) fn connect(config: &Config, timeout: Duration) -> Result<Self, Error> {
         let start = Instant::now();
-        let client = Client::create(config, Role::Admin, &[], Shared::default())?;
+        let client = Client::create(config, Role::Admin, &[], &[], Shared::default())?;
         client.connect(timeout)?;
         Ok(Self {
             client,
@@ -227,6 +227,54 @@ impl AdminClient {
                 },
             );
             rdsys::rd_kafka_NewTopic_destroy(topic);
+            result
+        }
+    }
+
+    /// Deletes a topic; `false` = there is none.
+    pub(crate) fn delete_topic(&self, name: &str) -> Result<bool, Error> {
+        let operation = format!("delete the topic `{name}`");
+        let c_name = c_string("topic", name)?;
+        // SAFETY: the topic object is ours until destroyed below; the result is borrowed from the
+        // event as in `topic`.
+        unsafe {
+            let topic = rdsys::rd_kafka_DeleteTopic_new(c_name.as_ptr());
+            let mut topics = [topic];
+            let result = self.ask(
+                &operation,
+                rdsys::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DELETETOPICS,
+                |rk, options, queue| {
+                    rdsys::rd_kafka_DeleteTopics(rk, topics.as_mut_ptr(), 1, options, queue)
+                },
+                |event| {
+                    let result = rdsys::rd_kafka_event_DeleteTopics_result(event);
+                    let mut count = 0;
+                    let all = rdsys::rd_kafka_DeleteTopics_result_topics(result, &raw mut count);
+                    let one = (count > 0).then(|| *all);
+                    let code =
+                        one.map_or(Code::NONE, |r| Code(raw::rd_kafka_topic_result_error(r)));
+                    if code == Code::UNKNOWN_TOPIC_OR_PART {
+                        return Ok(false);
+                    }
+                    if code.is_error() {
+                        let error = super::CallError {
+                            code,
+                            reason: one.map_or_else(String::new, |r| {
+                                text(rdsys::rd_kafka_topic_result_error_string(r))
+                            }),
+                            flags: crate::classify::Flags::default(),
+                        };
+                        return Err(self.client.explain(
+                            &operation,
+                            &error,
+                            self.start,
+                            Some(name),
+                        ));
+                    }
+                    Ok(true)
+                },
+            );
+            rdsys::rd_kafka_DeleteTopic_destroy(topic);
             result
         }
     }

@@ -106,10 +106,11 @@ impl Client {
     pub(crate) fn create(
         config: &Config,
         role: Role,
+        defaults: &[(&str, String)],
         decided: &[(&str, String)],
         shared: Shared,
     ) -> Result<Self, Error> {
-        let properties = config.resolve(role, decided)?;
+        let properties = config.resolve(role, defaults, decided)?;
         let shared = Box::into_raw(Box::new(shared));
         // SAFETY: `conf` is fresh and owned here; it goes to `rd_kafka_new` or is destroyed.
         // `shared` outlives the client: it is freed only after `rd_kafka_destroy`, or here if there
@@ -144,9 +145,12 @@ impl Client {
             let mut words = [0; 512];
             let rk = rdsys::rd_kafka_new(kind, conf, words.as_mut_ptr(), words.len());
             if rk.is_null() {
+                let words = text(words.as_ptr());
+                // Properties that contradict each other are quoted: "`a` must be set <= `b`".
+                let property = words.split('`').nth(1).unwrap_or("*").to_owned();
                 return fail(Error::config(
-                    "*",
-                    format!("the client cannot be created: {}", text(words.as_ptr())),
+                    property,
+                    format!("is refused by librdkafka: {words}"),
                 ));
             }
             Ok(Self {

@@ -1,8 +1,9 @@
 //! A group consumer that decides nothing by itself, and the questions that need one.
 
-use std::ffi::{CString, c_int, c_void};
+use std::borrow::Cow;
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -43,6 +44,8 @@ pub(crate) enum Polled {
 /// A consumer client.
 pub(crate) struct ConsumerClient {
     client: Client,
+    /// The topic of the last message, so that not every message allocates its name.
+    last_topic: Mutex<Arc<str>>,
 }
 
 impl ConsumerClient {
@@ -68,11 +71,14 @@ impl ConsumerClient {
             ("group.protocol", "classic".to_owned()),
             ("partition.assignment.strategy", "range".to_owned()),
         ];
-        let client = Client::create(config, Role::Consumer, &decided, Shared::default())?;
+        let client = Client::create(config, Role::Consumer, &[], &decided, Shared::default())?;
         // From here on the consumer queue is the only one to poll.
         // SAFETY: the handle is live.
         unsafe { raw::rd_kafka_poll_set_consumer(client.rk()) };
-        Ok(Self { client })
+        Ok(Self {
+            client,
+            last_topic: Mutex::new(Arc::from("")),
+        })
     }
 
     pub(crate) fn client(&self) -> &Client {
@@ -337,14 +343,14 @@ impl ConsumerClient {
         unsafe {
             let code = Code((&raw const (*message).err).cast::<i32>().read());
             let topic = if (*message).rkt.is_null() {
-                String::new()
+                Cow::Borrowed("")
             } else {
-                text(rdsys::rd_kafka_topic_name((*message).rkt))
+                CStr::from_ptr(rdsys::rd_kafka_topic_name((*message).rkt)).to_string_lossy()
             };
             let partition = (*message).partition;
             if !code.is_error() {
                 return Polled::Message(Message {
-                    topic: Arc::from(topic),
+                    topic: self.shared_name(&topic),
                     partition,
                     offset: (*message).offset,
                     timestamp_ms: rdsys::rd_kafka_message_timestamp(message, ptr::null_mut()),
@@ -357,7 +363,7 @@ impl ConsumerClient {
             if code == Code::LOCAL_AUTO_OFFSET_RESET || code == Code::OFFSET_OUT_OF_RANGE {
                 let offset = Some((*message).offset).filter(|offset| *offset >= 0);
                 return Polled::OutOfRange {
-                    topic,
+                    topic: topic.into_owned(),
                     partition,
                     offset,
                     reason,
@@ -367,7 +373,7 @@ impl ConsumerClient {
                 fatal: self.client.fatal().is_some(),
                 ..Flags::default()
             };
-            let topic = Some(topic.as_str()).filter(|t| !t.is_empty());
+            let topic = Some(&*topic).filter(|t| !t.is_empty());
             Polled::Error(crate::classify::describe(
                 "consume",
                 code,
@@ -377,6 +383,14 @@ impl ConsumerClient {
                 topic,
             ))
         }
+    }
+
+    fn shared_name(&self, topic: &str) -> Arc<str> {
+        let mut last = lock(&self.last_topic);
+        if **last != *topic {
+            *last = Arc::from(topic);
+        }
+        Arc::clone(&last)
     }
 
     fn list<'a, S: AsRef<str> + 'a>(
@@ -466,8 +480,12 @@ pub(super) unsafe extern "C" fn on_rebalance(
         // database (G6).
         Rebalance::Assigned(partitions)
     } else {
-        // SAFETY: the handle is live; a null list unassigns everything.
-        unsafe { raw::rd_kafka_assign(rk, ptr::null()) };
+        // SAFETY: the handle is live; a null list means what is stored (without waiting for the
+        // answer), and then unassigns everything.
+        unsafe {
+            raw::rd_kafka_commit(rk, ptr::null(), 1);
+            raw::rd_kafka_assign(rk, ptr::null());
+        }
         Rebalance::Revoked(partitions)
     };
     lock(&shared.rebalances).push_back(event);

@@ -79,17 +79,11 @@ impl Producer {
         // A request that gets no answer for a third of the transaction is given up while there is
         // time to try again.
         let socket_timeout = (timeout / 3).clamp(300, 10_000);
-        let mut config = config.clone();
-        for (key, value) in [
-            ("socket.timeout.ms", socket_timeout),
-            ("request.timeout.ms", socket_timeout),
-            ("message.timeout.ms", timeout),
-        ] {
-            config
-                .properties
-                .entry(key.to_owned())
-                .or_insert_with(|| value.to_string());
-        }
+        let defaults = [
+            ("socket.timeout.ms", socket_timeout.to_string()),
+            ("request.timeout.ms", socket_timeout.to_string()),
+            ("message.timeout.ms", timeout.to_string()),
+        ];
         let decided = [
             ("transactional.id", transactional_id.to_owned()),
             ("transaction.timeout.ms", timeout.to_string()),
@@ -100,7 +94,7 @@ impl Producer {
             tap: Tap::new(on_commit_sent),
             ..Shared::default()
         };
-        let client = Client::create(&config, Role::Producer, &decided, shared)?;
+        let client = Client::create(config, Role::Producer, &defaults, &decided, shared)?;
         Ok(Self {
             client,
             topics: HashMap::new(),

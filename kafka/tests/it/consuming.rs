@@ -65,8 +65,10 @@ async fn nothing_is_fetched_before_assign_and_then_from_the_given_offset() {
     quiet(&consumer);
     consumer.assign(&[(topic.clone(), 0, 1)]).unwrap();
     assert_eq!(message(&consumer).payload.unwrap(), "b");
-    assert_eq!(consumer.watermarks(&topic, 0, WAIT).unwrap(), (0, 4)); // three records and the commit marker
+    // Three records and the commit marker.
+    assert_eq!(consumer.watermarks(&topic, 0, WAIT).unwrap(), (0, 4));
     assert_eq!(message(&consumer).payload.unwrap(), "c");
+    assert!(consumer.assign(&[(topic.clone(), 0, -1)]).is_err());
     consumer.seek(&topic, 0, 0, WAIT).unwrap();
     assert_eq!(message(&consumer).payload.unwrap(), "a");
     // Paused = nothing; resumed = where it stopped.

@@ -78,6 +78,18 @@ async fn a_transaction_time_out_that_cannot_be_is_refused() {
     );
 }
 
+#[tokio::test]
+async fn properties_that_contradict_each_other_are_named() {
+    let config = Config::new("127.0.0.1:1").set("delivery.timeout.ms", "60000");
+    let error = TransactionalProducer::open(&config, "id", ProducerOptions::default())
+        .await
+        .unwrap_err();
+    assert!(
+        error.is_config() && error.to_string().contains("message.timeout.ms"),
+        "{error}"
+    );
+}
+
 #[cfg(not(feature = "ssl"))]
 #[tokio::test]
 async fn tls_in_a_build_without_it_names_the_feature() {
