@@ -83,7 +83,7 @@ pub enum Command {
     /// Create or update Oncebox's tables, or print the SQL that does it.
     Migrate(Migrate),
     /// Publish committed messages to Kafka; run two, one leads.
-    Relay(Relay),
+    Relay(Box<Relay>),
     /// Operate on the consuming side.
     Inbox(Inbox),
     /// Say what is wrong with database, Kafka and tables, and what to type.

@@ -1,5 +1,7 @@
 //! The command as its users meet it: exit codes, messages, secrets, and the life of a relay.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;

@@ -1,5 +1,7 @@
 //! The demo's promise, in small: relays die at every point, and every order arrives exactly once.
 
+#![allow(clippy::unwrap_used, reason = "a test may panic")]
+
 use std::process::Command;
 
 #[test]

@@ -31,8 +31,8 @@ pub(super) struct Stage {
 }
 
 enum AnyShop {
-    Postgres(PgShop),
-    Sqlite(SqliteShop),
+    Postgres(Box<PgShop>),
+    Sqlite(Box<SqliteShop>),
 }
 
 /// The run's directory: databases of SQLite, the relays' log.
@@ -114,9 +114,9 @@ impl Stage {
                 };
                 let orders = names("orders")?;
                 settings.schema = orders.schema().parse().map_err(anyhow::Error::msg)?;
-                AnyShop::Postgres(
+                AnyShop::Postgres(Box::new(
                     PgShop::create(&options, orders, names("inventory")?, wiring.clone()).await?,
-                )
+                ))
             }
             Some(Backend::Sqlite) => bail!(
                 "the demo makes SQLite databases of its own: leave --database-url out, or name a PostgreSQL database"
@@ -129,10 +129,10 @@ impl Stage {
                         .map_err(anyhow::Error::msg)?,
                 );
                 let names = settings.names()?;
-                AnyShop::Sqlite(
+                AnyShop::Sqlite(Box::new(
                     SqliteShop::create(&file("orders"), &file("inventory"), names, wiring.clone())
                         .await?,
-                )
+                ))
             }
         };
         let relays = Relays::new(&settings, place.path().join("relays.log"))?;
@@ -190,10 +190,24 @@ impl Stage {
         let relays = self.relays.clone();
         match &self.shop {
             AnyShop::Postgres(shop) => {
-                play(shop.clone(), relays, &self.run, &self.wiring, options).await
+                play(
+                    shop.as_ref().clone(),
+                    relays,
+                    &self.run,
+                    &self.wiring,
+                    options,
+                )
+                .await
             }
             AnyShop::Sqlite(shop) => {
-                play(shop.clone(), relays, &self.run, &self.wiring, options).await
+                play(
+                    shop.as_ref().clone(),
+                    relays,
+                    &self.run,
+                    &self.wiring,
+                    options,
+                )
+                .await
             }
         }
     }
@@ -232,7 +246,7 @@ impl Stage {
             // It goes with the process.
             return Ok(());
         }
-        // DELETE_TOPIC_HERE
+        oncebox_kafka::delete_topic(&self.wiring.kafka, &self.wiring.topic).await?;
         Ok(())
     }
 }

@@ -110,16 +110,19 @@ pub(super) fn schema(
     checks: &mut Checks,
     status: Result<oncebox_migrations::Status, oncebox_migrations::Error>,
 ) -> bool {
-    let checked = status.and_then(|status| status.check().map(|()| status));
-    match checked {
-        Ok(status) => {
+    let usable = match &status {
+        Ok(found) => found.check(),
+        Err(_) => Ok(()),
+    };
+    match (status, usable) {
+        (Ok(status), Ok(())) => {
             checks.ok(
                 "schema",
                 format!("version {}, the newest this build knows", status.version),
             );
             true
         }
-        Err(oncebox_migrations::Error::Behind { version, latest }) => {
+        (Ok(_), Err(oncebox_migrations::Error::Behind { version, latest })) => {
             let found = match version {
                 0 => "Oncebox's tables are not there".to_owned(),
                 _ => format!("version {version}, this build needs {latest}"),
@@ -131,7 +134,7 @@ pub(super) fn schema(
             );
             false
         }
-        Err(error) => {
+        (Err(error), _) | (Ok(_), Err(error)) => {
             let text = crate::exit::with_sources(&error);
             let remedy = match error {
                 oncebox_migrations::Error::NewerSchema { .. } => "upgrade this program",

@@ -174,9 +174,9 @@ mod tests {
         }
     }
 
-    fn worst(mark: &Mark, checkpoint: Option<(i64, String)>, cluster: &str) -> (Status, String) {
+    fn worst(mark: &Mark, checkpoint: Option<&(i64, String)>, cluster: &str) -> (Status, String) {
         let mut checks = Checks::default();
-        judge(&mut checks, "orders", mark, checkpoint.as_ref(), cluster);
+        judge(&mut checks, "orders", mark, checkpoint, cluster);
         let rank = |s: Status| match s {
             Status::Ok | Status::Skip => 0,
             Status::Warn => 1,
@@ -194,7 +194,7 @@ mod tests {
     fn a_checkpoint_of_this_database_is_fine() {
         let ours = Uuid::from_u128(1);
         assert_eq!(
-            worst(&mark(7), Some(checkpoint(ours, 7)), "c1").0,
+            worst(&mark(7), Some(&checkpoint(ours, 7)), "c1").0,
             Status::Ok
         );
         assert_eq!(worst(&mark(0), None, "c1").0, Status::Ok);
@@ -202,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_checkpoint_of_another_database_fails_with_a_way_out() {
-        let (status, text) = worst(&mark(7), Some(checkpoint(Uuid::from_u128(2), 7)), "c1");
+        let (status, text) = worst(&mark(7), Some(&checkpoint(Uuid::from_u128(2), 7)), "c1");
         assert_eq!(status, Status::Fail);
         assert!(
             text.contains("another database") && text.contains("resume"),
@@ -218,15 +218,15 @@ mod tests {
             ..mark(7)
         };
         assert_eq!(
-            worst(&other, Some(checkpoint(ours, 7)), "c1").0,
+            worst(&other, Some(&checkpoint(ours, 7)), "c1").0,
             Status::Fail
         );
         assert_eq!(
-            worst(&mark(7), Some((5, "v9 x".into())), "c1").0,
+            worst(&mark(7), Some(&(5, "v9 x".into())), "c1").0,
             Status::Fail
         );
         assert_eq!(
-            worst(&mark(8), Some(checkpoint(ours, 7)), "c2").0,
+            worst(&mark(8), Some(&checkpoint(ours, 7)), "c2").0,
             Status::Fail
         );
     }
@@ -236,7 +236,7 @@ mod tests {
         let ours = Uuid::from_u128(1);
         assert_eq!(worst(&mark(7), None, "c1").0, Status::Warn);
         assert_eq!(
-            worst(&mark(8), Some(checkpoint(ours, 7)), "c1").0,
+            worst(&mark(8), Some(&checkpoint(ours, 7)), "c1").0,
             Status::Warn
         );
     }
