@@ -162,7 +162,6 @@ impl<D: InboxStore> Inbox<D> {
     ///     }));
     /// # let _ = consumer; }
     /// ```
-    #[must_use]
     pub fn handle<F>(self, handler: F) -> Consumer<D>
     where
         F: for<'a> Fn(&'a mut Transaction<'static, D>, Delivery) -> HandlerFuture<'a>

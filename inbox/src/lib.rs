@@ -34,11 +34,15 @@ mod position;
 mod process;
 pub mod resume;
 mod retry;
+#[cfg(test)]
+mod simulation;
 mod start;
 mod stats;
 mod step;
 mod store;
 mod worker;
+#[cfg(test)]
+mod worker_tests;
 
 pub use delivery::Delivery;
 pub use error::Error;

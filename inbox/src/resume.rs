@@ -349,11 +349,25 @@ async fn partitions<D: InboxStore>(request: &Request<D>, from: From) -> Result<V
 }
 
 async fn place<D: InboxStore>(
-    _request: &Request<D>,
-    _partition: i32,
-    _from: From,
+    request: &Request<D>,
+    partition: i32,
+    from: From,
 ) -> Result<Place, Error> {
-    Err(Error::Thread)
+    let Request { kafka, topic, .. } = request;
+    let (low, high) = oncebox_kafka::admin::watermarks(kafka, topic, partition, PATIENCE)
+        .await
+        .map_err(|e| Error::kafka("read the ends of a partition", e))?;
+    let at_time = match from {
+        From::Time(at) => {
+            let millis = i64::try_from(at.unix_timestamp_nanos() / 1_000_000)
+                .map_err(|_| Error::config("from", "the time is out of range"))?;
+            oncebox_kafka::admin::offset_for_time(kafka, topic, partition, millis, PATIENCE)
+                .await
+                .map_err(|e| Error::kafka("find the offset of a time", e))?
+        }
+        _ => None,
+    };
+    Ok(Place { low, high, at_time })
 }
 
 /// The position to write.

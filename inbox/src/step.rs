@@ -4,8 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Called at every [`Step`], on a thread of the runtime or of the consumer. It may block or end the process: that is what
-/// it is for.
+/// Called at every [`Step`], on a thread of the runtime or of the consumer. It may end the process: that is what it is for. To
+/// block on a thread of the runtime it needs `tokio::task::block_in_place`.
 pub type StepHook = Arc<dyn Fn(Step) + Send + Sync>;
 
 /// A point that a delivery passes. `Display` and `FromStr` use the names given here.

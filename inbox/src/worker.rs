@@ -126,7 +126,8 @@ impl<D: InboxStore, F: Feed> Worker<D, F> {
                 Work::Bury(known) => self.bury(&id, known)?,
             }
         }
-        if self.reassign {
+        let takes_are_due = matches!(self.choose(Instant::now()), Some((_, Work::Take)));
+        if self.reassign && !takes_are_due {
             self.assign()?;
         }
         self.adjust_flow(Instant::now());
@@ -176,7 +177,8 @@ impl<D: InboxStore, F: Feed> Worker<D, F> {
                     let new = Partition::new(key, self.generation, Instant::now());
                     self.partitions.insert((topic, partition), new);
                 }
-                Ok(())
+                // The next rebalance of the group waits for this answer, and taking ownership may wait for the database.
+                self.assign()
             }
             ConsumerEvent::Revoked(revoked) => {
                 for (topic, partition) in revoked {

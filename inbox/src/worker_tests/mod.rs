@@ -1,0 +1,9 @@
+//! The worker against SQLite and a topic in memory: what it promises, without a broker.
+
+#![cfg(feature = "sqlite")]
+
+mod bench;
+mod failures;
+mod memory_kafka;
+mod once;
+mod positions;
