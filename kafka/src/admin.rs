@@ -59,6 +59,7 @@ fn read_committed_offset(
         let left = deadline
             .saturating_duration_since(Instant::now())
             .max(Duration::from_millis(1));
+        let asked = Instant::now();
         let read = consumer.committed(topic, partition, left.min(slice));
         let again = read.as_ref().is_err_and(Error::is_retriable) && left > slice;
         if !again {
@@ -69,7 +70,12 @@ fn read_committed_offset(
                 return Err(error);
             }
         }
-        slice *= 2;
+        if asked.elapsed() < slice {
+            // An answer, not a time-out: the coordinator is being elected, or loads.
+            std::thread::sleep(Duration::from_millis(50));
+        } else {
+            slice *= 2;
+        }
     }
 }
 

@@ -20,7 +20,10 @@ pub enum Error {
         "the database refuses: {0}; see `oncebox migrate --grants` for the rights a relay needs, and `oncebox doctor`"
     )]
     DatabaseRefused(sqlx::Error),
-    /// The database cannot be reached or broke off; worth trying again.
+    /// The database cannot be reached; worth trying again.
+    #[error("cannot connect to {0}: {1}; is the server running, and is the database URL right?")]
+    Unreachable(String, sqlx::Error),
+    /// The database broke off; worth trying again.
     #[error("the database is not available: {0}")]
     Database(sqlx::Error),
     /// The sessions of one relay do not show one server.
@@ -179,6 +182,7 @@ impl Error {
     pub fn is_retriable(&self) -> bool {
         match self {
             Self::Database(_)
+            | Self::Unreachable(..)
             | Self::ServersDiffer(..)
             | Self::Kafka(_)
             | Self::Publish(_)
@@ -199,7 +203,7 @@ impl Error {
             Self::Stop(_) => "stop",
             Self::Migrations(_) => "migrations",
             Self::DatabaseRefused(_) => "database_refused",
-            Self::Database(_) => "database",
+            Self::Database(_) | Self::Unreachable(..) => "database",
             Self::ServersDiffer(..) => "servers_differ",
             Self::KafkaRefused(_) => "kafka_refused",
             Self::Kafka(_) => "kafka",

@@ -1,5 +1,7 @@
 //! The integration tests of Oncebox: one module per promise.
 
+mod clear_errors;
+mod first_use;
 mod g1_rolled_back_is_never_published;
 mod g2_committed_means_published;
 mod g3_each_message_once;

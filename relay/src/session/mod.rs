@@ -151,6 +151,14 @@ fn no_mark() -> Error {
     Error::Migrations("the mark has no row".to_owned())
 }
 
+/// An error of the connect: says where, unless the server was there and refused.
+fn cannot_connect(config: &Config, error: sqlx::Error) -> Error {
+    match Error::from(error) {
+        Error::Database(error) => Error::Unreachable(format!("{:?}", config.database), error),
+        refused => refused,
+    }
+}
+
 /// A row of the outbox, ready to be produced.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {

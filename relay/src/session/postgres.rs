@@ -13,8 +13,8 @@ use uuid::Uuid;
 
 use super::copy::{CopyError, CopyReader};
 use super::{
-    Facts, Limit, Look, MARK_COLUMNS, Mark, Probe, Rewrite, Row, Server, Session, Written, no_mark,
-    raw_mark,
+    Facts, Limit, Look, MARK_COLUMNS, Mark, Probe, Rewrite, Row, Server, Session, Written,
+    cannot_connect, no_mark, raw_mark,
 };
 use crate::config::{Config, Database};
 use crate::error::{Error, Stop};
@@ -173,9 +173,9 @@ impl Session for PostgresSession {
                 ("idle_in_transaction_session_timeout", "10000"),
             ])
             .disable_statement_logging();
-        let mut conn = tokio::time::timeout(Duration::from_secs(10), options.connect())
-            .await
-            .map_err(|_| Error::Database(sqlx::Error::PoolTimedOut))??;
+        let connecting = tokio::time::timeout(Duration::from_secs(10), options.connect());
+        let connected = connecting.await.unwrap_or(Err(sqlx::Error::PoolTimedOut));
+        let mut conn = connected.map_err(|e| cannot_connect(config, e))?;
         let closed: bool = sqlx::query_scalar(WRITABLE).fetch_one(&mut conn).await?;
         if closed {
             let message = "the server is a standby or read-only; the relay needs the primary";

@@ -12,8 +12,8 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _};
 use uuid::Uuid;
 
 use super::{
-    Facts, Limit, Look, MARK_COLUMNS, Mark, Probe, Rewrite, Row, Server, Session, Written, no_mark,
-    raw_mark,
+    Facts, Limit, Look, MARK_COLUMNS, Mark, Probe, Rewrite, Row, Server, Session, Written,
+    cannot_connect, no_mark, raw_mark,
 };
 use crate::config::{Config, Database};
 use crate::error::{Error, Stop};
@@ -114,7 +114,10 @@ impl Session for SqliteSession {
             .journal_mode(SqliteJournalMode::Wal)
             .busy_timeout(BUSY)
             .disable_statement_logging();
-        let conn = options.connect().await?;
+        let conn = options
+            .connect()
+            .await
+            .map_err(|e| cannot_connect(config, e))?;
         let server = Server {
             system: "sqlite".to_owned(),
             timeline: 0,

@@ -1,0 +1,300 @@
+//! Bad surroundings get a clear error that names the remedy, an exit code that is not 0, and nothing is lost.
+
+use oncebox_integration_tests::services::{Database, PASSWORD_ROLE};
+use oncebox_integration_tests::source::{Process, Source};
+use oncebox_migrations::Names;
+use sqlx::AssertSqlSafe;
+
+use crate::relays::{ONCEBOX, until_empty};
+
+/// Runs `oncebox <command> …` and returns its exit code and everything it wrote.
+async fn run(
+    command: &str,
+    source: &Source,
+    database_url: &str,
+    kafka: &str,
+    more: &[&str],
+) -> (i32, String) {
+    let mut arguments = vec![
+        command,
+        "--database-url",
+        database_url,
+        "--kafka",
+        kafka,
+        "--source",
+        &source.name,
+    ];
+    arguments.extend(more);
+    let mut process = Process::start(ONCEBOX, &arguments);
+    let status = process.wait().await;
+    (status.code().unwrap_or(-1), process.output())
+}
+
+/// Both commands fail, and both say `expected`.
+async fn both_say(source: &Source, database_url: &str, kafka: &str, expected: &[&str]) {
+    for (command, more) in [
+        ("relay", &["--until-empty"][..]),
+        ("doctor", &["--topic", &source.topic]),
+    ] {
+        let (code, output) = run(command, source, database_url, kafka, more).await;
+        assert_ne!(code, 0, "{command} succeeded:\n{output}");
+        for word in expected {
+            assert!(
+                output.contains(word),
+                "{command} does not say {word:?}:\n{output}"
+            );
+        }
+        assert!(
+            !output.contains("s3cret"),
+            "{command} printed a password:\n{output}"
+        );
+    }
+}
+
+/// What was committed is still published once everything is right.
+async fn nothing_is_lost(source: &Source) {
+    until_empty(source).await;
+    source.expect(&["kept"]).await;
+}
+
+#[tokio::test]
+async fn no_database() {
+    let source = Source::create().await;
+    source.commit("k", "kept").await;
+    both_say(
+        &source,
+        "postgres://u:s3cret@127.0.0.1:1/shop",
+        &source.bootstrap,
+        &["127.0.0.1:1"],
+    )
+    .await;
+    nothing_is_lost(&source).await;
+}
+
+#[tokio::test]
+async fn no_broker() {
+    let source = Source::create().await;
+    source.commit("k", "kept").await;
+    both_say(
+        &source,
+        source.database.url(),
+        "127.0.0.1:1",
+        &["127.0.0.1:1"],
+    )
+    .await;
+    nothing_is_lost(&source).await;
+}
+
+#[tokio::test]
+async fn missing_migrations() {
+    let source = Source::create().await;
+    let empty = Database::create().await;
+    both_say(
+        &source,
+        empty.url(),
+        &source.bootstrap,
+        &["oncebox migrate"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn wrong_password() {
+    let source = Source::create().await;
+    source.commit("k", "kept").await;
+    let role = format!("r_{}", uuid::Uuid::new_v4().simple());
+    let create = format!("CREATE ROLE {role} LOGIN PASSWORD 'right' IN ROLE {PASSWORD_ROLE}");
+    sqlx::raw_sql(AssertSqlSafe(create))
+        .execute(&mut source.database.connect().await)
+        .await
+        .unwrap();
+    both_say(
+        &source,
+        &source.database.url_as(&role, "s3cret"),
+        &source.bootstrap,
+        &["password authentication failed"],
+    )
+    .await;
+    nothing_is_lost(&source).await;
+}
+
+#[tokio::test]
+async fn missing_rights_then_the_printed_grants() {
+    let source = Source::create().await;
+    source.commit("k", "kept").await;
+    let role = format!("r_{}", uuid::Uuid::new_v4().simple());
+    let mut admin = source.database.connect().await;
+    let create = format!("CREATE ROLE {role} LOGIN PASSWORD 's3cret'");
+    sqlx::raw_sql(AssertSqlSafe(create))
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    let url = source.database.url_as(&role, "s3cret");
+    both_say(&source, &url, &source.bootstrap, &["grants"]).await;
+
+    let (code, grants) = run(
+        "migrate",
+        &source,
+        &url,
+        &source.bootstrap,
+        &[
+            "--grants",
+            "--relay",
+            &role,
+            "--producer",
+            &role,
+            "--consumer",
+            &role,
+        ],
+    )
+    .await;
+    assert_eq!(code, 0, "{grants}");
+    sqlx::raw_sql(AssertSqlSafe(grants))
+        .execute(&mut admin)
+        .await
+        .unwrap();
+    let (code, output) = run(
+        "relay",
+        &source,
+        &url,
+        &source.bootstrap,
+        &["--until-empty"],
+    )
+    .await;
+    assert_eq!(code, 0, "{output}");
+    source.expect(&["kept"]).await;
+}
+
+#[tokio::test]
+async fn missing_topic() {
+    let mut source = Source::create().await;
+    let real = source.topic.clone();
+    source.topic = format!("missing-{}", uuid::Uuid::new_v4().simple());
+    source.commit("k", "kept").await;
+    let missing = source.topic.clone();
+    both_say(
+        &source,
+        source.database.url(),
+        &source.bootstrap,
+        &[&missing],
+    )
+    .await;
+    let mut conn = source.database.connect().await;
+    sqlx::query("UPDATE oncebox_outbox SET topic = $1")
+        .bind(&real)
+        .execute(&mut conn)
+        .await
+        .unwrap();
+    source.topic = real;
+    nothing_is_lost(&source).await;
+}
+
+#[tokio::test]
+async fn g10_the_checkpoint_of_another_database() {
+    let source = Source::create().await;
+    source.commit("k", "kept").await;
+    until_empty(&source).await;
+    let other = Database::create().await;
+    oncebox_migrations::migrate(other.url(), &Names::default())
+        .await
+        .unwrap();
+    both_say(
+        &source,
+        other.url(),
+        &source.bootstrap,
+        &["another database"],
+    )
+    .await;
+    let (code, _) = run(
+        "relay",
+        &source,
+        other.url(),
+        &source.bootstrap,
+        &["--until-empty"],
+    )
+    .await;
+    assert_eq!(code, 4, "a guarantee is in danger");
+    nothing_is_lost(&source).await;
+}
+
+#[tokio::test]
+async fn g10_published_rows_that_vanished_stop_the_relay_and_resume_is_the_way_out() {
+    let source = Source::create().await;
+    for text in ["a", "b", "c"] {
+        source.commit("k", text).await;
+    }
+    until_empty(&source).await;
+    sqlx::query("DELETE FROM oncebox_outbox WHERE id = 2")
+        .execute(&mut source.database.connect().await)
+        .await
+        .unwrap();
+    source.commit("k", "d").await;
+    let url = source.database.url().to_owned();
+    let (code, output) = run(
+        "relay",
+        &source,
+        &url,
+        &source.bootstrap,
+        &["--until-empty"],
+    )
+    .await;
+    assert_eq!(code, 4, "{output}");
+    assert!(output.contains("oncebox relay resume"), "{output}");
+    source.expect(&["a", "b", "c"]).await;
+
+    let resume = |more: &'static [&'static str]| {
+        let mut process_arguments = vec!["relay".to_owned(), "resume".to_owned()];
+        process_arguments.extend(source.arguments().into_iter().skip(1).take(6));
+        process_arguments.extend(more.iter().map(|a| (*a).to_owned()));
+        async move {
+            let mut process = Process::start(ONCEBOX, &process_arguments);
+            process.wait_ok().await;
+            process.output()
+        }
+    };
+    let dry = resume(&["--from", "mark"]).await;
+    assert!(dry.contains("nothing was changed"), "{dry}");
+    let (code, _) = run(
+        "relay",
+        &source,
+        &url,
+        &source.bootstrap,
+        &["--until-empty"],
+    )
+    .await;
+    assert_eq!(code, 4, "a dry run changes nothing");
+    resume(&["--from", "mark", "--apply"]).await;
+    until_empty(&source).await;
+    until_empty(&source).await;
+    source.expect(&["a", "b", "c", "d"]).await;
+}
+
+#[tokio::test]
+async fn a_record_that_the_broker_refuses_stops_the_relay_and_nothing_passes_it() {
+    let mut source = Source::create().await;
+    let kafka = oncebox_integration_tests::services::kafka().await;
+    source.topic = kafka
+        .create_topic_with("small", 1, &[("max.message.bytes", "2000")])
+        .await;
+    source.commit("k", "before").await;
+    // Random, because compression would make it small again.
+    let random: String = (0..10_000)
+        .map(|_| char::from(rand::random_range(b'a'..=b'z')))
+        .collect();
+    source.commit("k", &random).await;
+    source.commit("k", "after").await;
+    let (code, output) = run(
+        "relay",
+        &source,
+        source.database.url(),
+        &source.bootstrap,
+        &["--until-empty", "--max-batch-rows", "1"],
+    )
+    .await;
+    assert_eq!(code, 4, "{output}");
+    assert!(
+        output.contains("outbox row 2") && output.contains(&source.topic),
+        "{output}"
+    );
+    source.expect(&["before"]).await;
+}
