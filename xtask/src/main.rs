@@ -1,6 +1,7 @@
 //! The project's own commands: `cargo xtask <command>`.
 
 mod bare_root;
+mod bench;
 mod features;
 mod test;
 
@@ -23,6 +24,11 @@ const COMMANDS: &[(&str, &str, Body)] = &[
         "features",
         "check the features one by one; a producing service compiles no C",
         features::run,
+    ),
+    (
+        "bench",
+        "measure on real services: `bench relay [--rows N] [--runs N] [--json]`",
+        bench::run,
     ),
     (
         "bare-root",

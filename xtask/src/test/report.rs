@@ -18,7 +18,10 @@ pub(super) struct Report {
 impl Report {
     /// Notes a suite.
     pub(super) fn add(&mut self, outcome: Outcome) {
-        self.outcomes.push(outcome);
+        // cargo makes a test program of every binary, and most hold no test
+        if !outcome.is_empty() || expected::SUITES.contains(&outcome.name.as_str()) {
+            self.outcomes.push(outcome);
+        }
     }
 
     /// Runs a step that is no suite and notes its time.
@@ -101,7 +104,7 @@ impl Report {
         for name in expected::SUITES {
             match self.outcomes.iter().find(|o| o.name == *name) {
                 None => complaints.push(format!("{name}: the suite is missing")),
-                Some(o) if o.passed + o.failed == 0 && o.skipped.is_empty() => {
+                Some(o) if o.is_empty() => {
                     complaints.push(format!("{name}: no test ran"));
                 }
                 Some(_) => {}

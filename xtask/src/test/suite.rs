@@ -23,6 +23,11 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
+    /// A program without tests.
+    pub(super) fn is_empty(&self) -> bool {
+        self.passed + self.failed + self.skipped.len() == 0 && self.broken.is_none()
+    }
+
     /// A suite that cannot run here.
     pub(super) fn skipped(name: &str, reason: &str) -> Self {
         Self {
@@ -177,8 +182,15 @@ fn count(text: &str, outcome: &mut Outcome) {
 }
 
 fn announce(outcome: &Outcome, text: &str) {
+    if outcome.is_empty() {
+        return;
+    }
     if outcome.broken.is_some() || outcome.failed > 0 {
-        println!("{text}");
+        // the harness prints what the failed tests said last; a crashed one has only its end
+        let failures = text
+            .find("\nfailures:\n")
+            .unwrap_or_else(|| text.floor_char_boundary(text.len().saturating_sub(8000)));
+        println!("{}", &text[failures..]);
     }
     println!(
         "{}: {} passed, {} failed, {:.0} s",
