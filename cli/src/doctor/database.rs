@@ -34,9 +34,22 @@ pub(super) async fn examine(url: &DatabaseUrl, names: &Names, roles: &[Role]) ->
     }
 }
 
-/// Adds the line for an error of connecting or asking: whose fault it is, and what to do.
+/// Adds the line for an error of connecting to `place`: whose fault it is, and what to do.
+pub(super) fn explain_connect(checks: &mut Checks, place: &str, error: &sqlx::Error) {
+    add(
+        checks,
+        "database",
+        format!("{place}: {}", words(error)),
+        error,
+    );
+}
+
+/// Adds the line for an error of asking.
 pub(super) fn explain(checks: &mut Checks, name: &str, error: &sqlx::Error) {
-    let text = words(error);
+    add(checks, name, words(error), error);
+}
+
+fn add(checks: &mut Checks, name: &str, text: String, error: &sqlx::Error) {
     let code = error
         .as_database_error()
         .and_then(|e| e.code())

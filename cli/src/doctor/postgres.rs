@@ -5,7 +5,9 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{AssertSqlSafe, ConnectOptions, Connection, PgConnection, Row};
 use tokio::time::timeout;
 
-use super::database::{BETWEEN_LOOKS, Findings, PATIENCE, ROWS_FOR_TOPICS, explain, late, schema};
+use super::database::{
+    BETWEEN_LOOKS, Findings, PATIENCE, ROWS_FOR_TOPICS, explain, explain_connect, late, schema,
+};
 use super::position::Mark;
 use super::report::Checks;
 use crate::args::Role;
@@ -42,7 +44,7 @@ pub(super) async fn examine(url: &DatabaseUrl, names: &Names, roles: &[Role]) ->
     let mut conn = match timeout(PATIENCE, options.connect()).await {
         Ok(Ok(conn)) => conn,
         Ok(Err(error)) => {
-            explain(checks, "database", &error);
+            explain_connect(checks, &place, &error);
             return findings;
         }
         Err(_) => {
