@@ -66,7 +66,7 @@ pub enum Stop {
     #[error(
         "the checkpoint of source {source_name:?} in Kafka belongs to another database (source id {checkpoint}, this database has \
          {database}); choose another --source, or connect to the database that it belongs to, or take over its name with \
-         `oncebox relay resume --from mark`"
+         `oncebox relay resume --from mark` (or `--from 0` when nothing was published from here)"
     )]
     OtherDatabase {
         /// The source's name.

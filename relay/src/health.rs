@@ -105,6 +105,13 @@ impl Health {
         metrics::gauge!("oncebox_relay_leader").set(if role == Role::Leader { 1.0 } else { 0.0 });
     }
 
+    /// Messages that wait, at most.
+    pub(crate) fn lag(&self, messages: u64) {
+        self.update(|s| s.lag_messages = messages);
+        #[allow(clippy::cast_precision_loss, reason = "a gauge")]
+        metrics::gauge!("oncebox_relay_lag_messages").set(messages as f64);
+    }
+
     /// The oldest message that is not yet acknowledged; `None` = nothing waits.
     pub(crate) fn oldest(&self, created_at_micros: Option<i64>) {
         self.0

@@ -5,6 +5,18 @@ use crate::error::{Error, Stop};
 use crate::position::Checkpoint;
 use crate::session::{Facts, Mark, Server};
 
+/// One outbox has one name: another `--source` on it is a mistake.
+pub(crate) fn check_source(config: &Config, mark: &Mark) -> Result<(), Error> {
+    match &mark.source {
+        Some(owner) if *owner != config.source => Err(Stop::OtherSource {
+            owner: owner.clone(),
+            asked: config.source.clone(),
+        }
+        .into()),
+        _ => Ok(()),
+    }
+}
+
 /// Refuses what can be refused without looking at a row, and before anybody is fenced.
 pub(crate) fn check_names(
     config: &Config,
@@ -13,17 +25,7 @@ pub(crate) fn check_names(
     mark: &Mark,
     checkpoint: Option<&Checkpoint>,
 ) -> Result<(), Error> {
-    if let Some(owner) = mark
-        .source
-        .as_ref()
-        .filter(|owner| **owner != config.source)
-    {
-        return Err(Stop::OtherSource {
-            owner: owner.clone(),
-            asked: config.source.clone(),
-        }
-        .into());
-    }
+    check_source(config, mark)?;
     if let Some(checkpoint) = checkpoint {
         if checkpoint.source_id != mark.source_id {
             let source_name = config.source.clone();

@@ -1,7 +1,6 @@
 //! The keeper: shows signs of life, writes the confirmed position and cleans up behind it, on a session of its own.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
@@ -20,32 +19,43 @@ const CLEAN_UP_ROWS: usize = 1_000;
 /// Pause of the clean-up when there was little to do.
 const CLEAN_UP_PAUSE: Duration = Duration::from_secs(1);
 
-/// Whether the publisher still gets on. A leader whose publisher hangs must not keep the lease for ever.
+/// Whether the publisher still gets on. A leader whose publisher hangs must not keep the lease for ever; one whose
+/// broker is slow must not lose it.
 #[derive(Clone)]
 pub(crate) struct Pulse {
-    busy: Arc<AtomicBool>,
+    busy_since: Arc<Mutex<Option<Instant>>>,
     last_step: Arc<dyn Fn() -> Instant + Send + Sync>,
     patience: Duration,
 }
 
 impl Pulse {
+    /// `last_step` tells when the publisher last completed a step of a Kafka transaction.
     pub(crate) fn new(
         patience: Duration,
         last_step: impl Fn() -> Instant + Send + Sync + 'static,
     ) -> Self {
         Self {
-            busy: Arc::default(),
+            busy_since: Arc::default(),
             last_step: Arc::new(last_step),
             patience,
         }
     }
 
+    /// The publisher begins (`true`) or ends a transaction.
     pub(crate) fn busy(&self, busy: bool) {
-        self.busy.store(busy, Ordering::Release);
+        *self
+            .busy_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner) = busy.then(Instant::now);
     }
 
     fn alive(&self) -> bool {
-        !self.busy.load(Ordering::Acquire) || (self.last_step)().elapsed() < self.patience
+        let busy_since = *self
+            .busy_since
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // The last step of an idle publisher is old; what counts is since when nothing happened in this transaction.
+        busy_since.is_none_or(|since| since.max((self.last_step)()).elapsed() < self.patience)
     }
 }
 
@@ -112,5 +122,29 @@ fn led(written: Written) -> Result<(), Error> {
     match written {
         Written::Done => Ok(()),
         Written::Deposed(epoch) => Err(Error::Deposed(epoch)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_publisher_that_was_idle_for_long_is_alive_when_it_begins_and_dead_when_it_hangs() {
+        let Some(long_ago) = Instant::now().checked_sub(Duration::from_secs(3600)) else {
+            return;
+        };
+        let pulse = Pulse::new(Duration::from_millis(50), move || long_ago);
+        assert!(pulse.alive(), "idle");
+        pulse.busy(true);
+        assert!(pulse.alive(), "just begun");
+        std::thread::sleep(Duration::from_millis(60));
+        assert!(!pulse.alive(), "hangs");
+        pulse.busy(false);
+        assert!(pulse.alive());
+        let moving = Pulse::new(Duration::from_millis(50), Instant::now);
+        moving.busy(true);
+        std::thread::sleep(Duration::from_millis(60));
+        assert!(moving.alive(), "slow, but each step completes");
     }
 }

@@ -151,7 +151,8 @@ pub(crate) async fn wait_for_lease<S: Session, L: Log>(
     health: &Health,
     shutdown: &CancellationToken,
 ) -> Result<Lease, Error> {
-    let mut seen = first_look(config, session, log, cluster_id).await?.mark;
+    let mut seen = session.mark().await?;
+    identity::check_source(config, &seen)?;
     let mut since = Instant::now();
     loop {
         let free = match seen.owner.as_deref() {
@@ -179,7 +180,7 @@ pub(crate) async fn wait_for_lease<S: Session, L: Log>(
             }
         }
         let now = session.mark().await?;
-        identity::check_names(config, session.server(), cluster_id, &now, None)?;
+        identity::check_source(config, &now)?;
         health.progress();
         if (now.epoch, now.renewal) != (seen.epoch, seen.renewal) {
             if !wait && now.owner.is_some() {

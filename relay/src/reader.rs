@@ -22,6 +22,9 @@ const FEW_ROWS: usize = 500;
 /// How often the sequence is compared with the position when no gap asks for a look at the holders.
 const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 
+/// How often the lag is counted while the publisher is stuck.
+const LAG_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Rows to publish together, and the position after them: fixed here, whatever is read later (G2).
 pub(crate) struct Batch {
     pub(crate) rows: Vec<Row>,
@@ -52,6 +55,8 @@ struct Turn {
     more: bool,
     /// The gaps were looked at to their end, and nothing is held back.
     complete: bool,
+    /// Rows wait because their gaps do not fit.
+    held: bool,
     last_id: Option<i64>,
 }
 
@@ -63,9 +68,7 @@ impl<S: Session> Reader<S> {
         let mut probed = Instant::now();
         let mut last_id = self.tracker.high();
         loop {
-            let Ok(permit) = Arc::clone(&permits).acquire_owned().await else {
-                return Ok(());
-            };
+            let permit = self.wait_for_room(&permits).await?;
             let look_at_sequence = probed.elapsed() >= PROBE_INTERVAL;
             let turn = self.turn(rows, look_at_sequence).await?;
             if let Some(id) = turn.last_id {
@@ -79,7 +82,8 @@ impl<S: Session> Reader<S> {
                 if read_everything {
                     return Ok(());
                 }
-                if permits.available_permits() == BATCHES {
+                let idle = permits.available_permits() == BATCHES;
+                if idle && !turn.held {
                     self.health.progress();
                 }
                 // Late rows and burnt gaps of somebody's transaction are waited for no longer than new rows.
@@ -113,6 +117,27 @@ impl<S: Session> Reader<S> {
             if batches.send(batch).await.is_err() || read_everything {
                 return Ok(());
             }
+        }
+    }
+
+    /// Waits until one of the batches is acknowledged. While Kafka accepts nothing, the lag is still counted.
+    async fn wait_for_room(
+        &mut self,
+        permits: &Arc<Semaphore>,
+    ) -> Result<OwnedSemaphorePermit, Error> {
+        loop {
+            let room = tokio::time::timeout(LAG_INTERVAL, Arc::clone(permits).acquire_owned());
+            if let Ok(Ok(permit)) = room.await {
+                return Ok(permit);
+            }
+            let last_id = self.session.probe().await?.last_id;
+            self.check_sequence(last_id)?;
+            let high = self
+                .acknowledged
+                .borrow()
+                .as_ref()
+                .map_or(0, |c| c.position.high);
+            self.health.lag(u64::try_from(last_id - high).unwrap_or(0));
         }
     }
 
@@ -159,6 +184,7 @@ impl<S: Session> Reader<S> {
             rows,
             more,
             complete,
+            held: round.held,
             last_id,
         })
     }

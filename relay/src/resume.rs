@@ -133,7 +133,6 @@ pub(crate) async fn apply_with<S: Session, L: Log>(
     log.prepare().await?;
     let producer = log.open().await?;
     let checkpoint = log.checkpoint(Stability::Stable).await?;
-    producer.close().await;
     let mark = session.mark().await?;
     let epoch_after = next_epoch(&mark, checkpoint.as_ref());
     let mut plan = choose(&mut session, from, &mark, checkpoint, epoch_after).await?;
@@ -146,6 +145,11 @@ pub(crate) async fn apply_with<S: Session, L: Log>(
         Written::Done => plan.applied = true,
         Written::Deposed(epoch) => return Err(Error::Deposed(epoch)),
     }
+    // The checkpoint too, or the next start would find the old one, perhaps of another database, and stop again.
+    producer
+        .publish(plan.source_epoch, Vec::new(), &plan.target)
+        .await?;
+    producer.close().await;
     Ok(plan)
 }
 
@@ -206,6 +210,14 @@ async fn choose<S: Session>(
             );
             return Err(Error::Config(text));
         }
+        From::Id(id)
+            if newest_known(mark, checkpoint.as_ref()).is_some_and(|known| id > known.high) =>
+        {
+            let text = format!(
+                "id {id} is above everything that was published: the rows in between would be skipped"
+            );
+            return Err(Error::Config(text));
+        }
         // A known gap is never dropped: its rows may still come.
         From::Id(id) => (
             id,
@@ -234,12 +246,9 @@ async fn choose<S: Session>(
     let mut settled = facts.rows;
     settled.count += facts.mark.deleted.count;
     settled.fingerprint ^= facts.mark.deleted.fingerprint;
-    let newest_known = [mark.checkpoint.as_ref(), checkpoint.as_ref()]
-        .into_iter()
-        .flatten()
-        .max_by_key(|c| c.position.high);
+    let newest_known = newest_known(mark, checkpoint.as_ref()).cloned();
     let reissued = match newest_known {
-        Some(known) => ids_may_be_reissued(session, &known.position).await?,
+        Some(known) => ids_may_be_reissued(session, &known).await?,
         None => false,
     };
     let system = session.server().system.clone();
@@ -265,6 +274,15 @@ async fn choose<S: Session>(
         source_epoch: mark.source_epoch + i64::from(reissued),
         applied: false,
     })
+}
+
+/// The stored position that reaches highest; one of another database says nothing about this one.
+fn newest_known<'a>(mark: &'a Mark, checkpoint: Option<&'a Checkpoint>) -> Option<&'a Position> {
+    let checkpoint = checkpoint.filter(|c| c.source_id == mark.source_id);
+    let stored = mark.checkpoint.iter().chain(checkpoint);
+    stored
+        .map(|c| &c.position)
+        .max_by_key(|position| position.high)
 }
 
 /// The highest published row is gone, or the sequence stands below it: its id was or will be given to another message.

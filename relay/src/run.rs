@@ -232,7 +232,8 @@ impl<P: Producer> Publisher<P> {
     async fn publish(&mut self, batch: Batch) -> Result<(), Error> {
         let count = batch.rows.len() as u64;
         let oldest = batch.rows.iter().map(|row| row.created_at_micros).min();
-        self.show_lag(count + batch.behind, oldest);
+        self.health.lag(count + batch.behind);
+        self.health.oldest(oldest);
         let next = Checkpoint {
             seq: self.last.seq + 1,
             position: batch.position,
@@ -244,7 +245,8 @@ impl<P: Producer> Publisher<P> {
             s.last_error = None;
         });
         metrics::counter!("oncebox_relay_published_total").increment(count);
-        self.show_lag(batch.behind, None);
+        self.health.lag(batch.behind);
+        self.health.oldest(None);
         Ok(())
     }
 
@@ -281,13 +283,6 @@ impl<P: Producer> Publisher<P> {
             Some(reason) => Err(Error::Tainted(reason)),
             None => Ok(()),
         }
-    }
-
-    fn show_lag(&self, messages: u64, oldest: Option<i64>) {
-        self.health.oldest(oldest);
-        self.health.update(|s| s.lag_messages = messages);
-        #[allow(clippy::cast_precision_loss, reason = "a gauge")]
-        metrics::gauge!("oncebox_relay_lag_messages").set(messages as f64);
     }
 }
 

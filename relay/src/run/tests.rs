@@ -351,6 +351,38 @@ async fn g10_resume_is_a_way_out_and_the_next_start_does_not_stop_again() {
 }
 
 #[tokio::test]
+async fn g10_a_name_used_by_another_database_is_taken_over_only_by_resume() {
+    let mut old = TestDb::sqlite().await;
+    old.insert(1).await;
+    let log = FakeLog::default();
+    until_empty(config(&old), &log).await.unwrap();
+    let mut new = TestDb::sqlite().await;
+    new.insert(1).await;
+    new.insert(2).await;
+    let config = config(&new);
+    assert!(matches!(
+        stop(until_empty(config.clone(), &log).await),
+        Stop::OtherDatabase { .. }
+    ));
+    assert_eq!(log.ids(), [1], "nothing was published");
+    resume::apply_with::<SqliteSession, _>(&config, &log, resume::From::Id(0))
+        .await
+        .unwrap();
+    assert_eq!(
+        until_empty(config.clone(), &log).await.unwrap(),
+        Exit::Stopped
+    );
+    assert_eq!(
+        until_empty(config.clone(), &log).await.unwrap(),
+        Exit::Stopped,
+        "the next start does not stop again"
+    );
+    assert_eq!(log.ids(), [1, 1, 2]);
+    let skipping = resume::plan_with::<SqliteSession, _>(&config, &log, resume::From::Id(9)).await;
+    assert!(skipping.unwrap_err().to_string().contains("skipped"));
+}
+
+#[tokio::test]
 async fn clean_up_and_a_restart_after_it() {
     let mut db = TestDb::sqlite().await;
     for id in 1..=9 {
