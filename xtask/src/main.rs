@@ -3,6 +3,7 @@
 mod bare_root;
 mod bench;
 mod features;
+mod sabotage;
 mod test;
 
 use std::path::{Path, PathBuf};
@@ -29,6 +30,11 @@ const COMMANDS: &[(&str, &str, Body)] = &[
         "bench",
         "measure on real services: `bench relay [--rows N] [--runs N] [--json]`",
         bench::run,
+    ),
+    (
+        "sabotage",
+        "take out one protection at a time: the test that guards it has to fail",
+        sabotage::run,
     ),
     (
         "bare-root",

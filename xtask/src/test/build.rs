@@ -8,18 +8,18 @@ use serde_json::Value;
 
 /// A program that cargo built.
 #[derive(Debug)]
-pub(super) struct Program {
+pub(crate) struct Program {
     /// `package unit`, or `package` and the name of the integration test or binary.
     pub(super) suite: String,
     /// The directory of its package: where cargo runs tests.
-    pub(super) dir: PathBuf,
-    pub(super) executable: PathBuf,
+    pub(crate) dir: PathBuf,
+    pub(crate) executable: PathBuf,
     is_test: bool,
 }
 
 /// All of them.
 #[derive(Debug)]
-pub(super) struct Programs(Vec<Program>);
+pub(crate) struct Programs(Vec<Program>);
 
 impl Programs {
     /// The test programs, in the order cargo runs them.
@@ -32,8 +32,16 @@ impl Programs {
         self.find("oncebox-integration-tests it")
     }
 
+    /// Takes a program out by its name.
+    pub(crate) fn take(self, suite: &str) -> Result<Program> {
+        let mut programs = self.0.into_iter();
+        programs
+            .find(|p| p.suite == suite)
+            .with_context(|| format!("cargo built no {suite}"))
+    }
+
     /// A program by its name.
-    pub(super) fn find(&self, suite: &str) -> Result<&Program> {
+    pub(crate) fn find(&self, suite: &str) -> Result<&Program> {
         self.0
             .iter()
             .find(|p| p.suite == suite)
@@ -43,19 +51,24 @@ impl Programs {
 
 /// `cargo test --workspace --no-run`: the same profile and features for everything, so that nothing is built twice.
 pub(super) fn tests() -> Result<Programs> {
-    let output = Command::new(env!("CARGO"))
-        .args([
-            "test",
-            "--workspace",
-            "--no-run",
-            "--message-format=json-render-diagnostics",
-        ])
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
+        .args(["test", "--workspace", "--no-run"])
         .current_dir(crate::workspace())
+        .stderr(Stdio::inherit());
+    programs(&mut cargo)
+}
+
+/// Runs a command of cargo that builds, and notes what it built. The error holds what the command wrote, unless that
+/// went to the terminal.
+pub(crate) fn programs(cargo: &mut Command) -> Result<Programs> {
+    let output = cargo
+        .arg("--message-format=json-render-diagnostics")
         .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
         .output()?;
     if !output.status.success() {
-        bail!("the tests do not build");
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("the tests do not build\n{}", said.trim_end());
     }
     let lines = String::from_utf8(output.stdout)?;
     let mut programs: Vec<Program> = Vec::new();

@@ -8,11 +8,11 @@
 //! 5. A chosen part of the integration tests runs once more on containers ([`engine`]).
 //! 6. The summary names every suite that has to be there ([`expected`]).
 
-mod build;
+pub(crate) mod build;
 mod engine;
 mod expected;
 mod report;
-mod services;
+pub(crate) mod services;
 mod setup;
 mod suite;
 
@@ -26,6 +26,9 @@ use self::report::Report;
 use self::services::Services;
 use self::suite::Suite;
 
+/// The services are processes of this machine.
+const LOCAL: &str = "local";
+
 /// Runs everything; the exit code says whether all of it passed.
 pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
     if let Some(unknown) = arguments.first() {
@@ -35,13 +38,10 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
     std::fs::create_dir_all(&logs)?;
     let mut report = Report::default();
 
-    let engine_answers = engine::answers();
-    setup::prepare(engine_answers)?;
+    let runner = prepare()?;
+    let local = runner == LOCAL;
     let programs = report.timed("build", build::tests)?;
 
-    // local processes whenever they are possible, so that both ways are exercised where both are
-    let local = setup::has_postgres();
-    let runner = if local { "local" } else { "containers" };
     let services = report.timed("services", || Services::start(&programs, runner))?;
     for program in programs.tests() {
         let suite = Suite::program(program, &logs);
@@ -58,6 +58,17 @@ pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
+    })
+}
+
+/// Sees to it that everything is there that tests need; says what runs the services.
+pub(crate) fn prepare() -> Result<&'static str> {
+    setup::prepare(engine::answers())?;
+    // local processes whenever they are possible, so that both ways are exercised where both are
+    Ok(if setup::has_postgres() {
+        LOCAL
+    } else {
+        "containers"
     })
 }
 

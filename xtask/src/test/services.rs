@@ -8,14 +8,14 @@ use anyhow::{Context, Result, bail};
 use super::build::Programs;
 
 /// The running services. Stopped when dropped, and by themselves when this process dies.
-pub(super) struct Services {
+pub(crate) struct Services {
     keeper: Child,
     environment: Vec<(String, String)>,
 }
 
 impl Services {
     /// Starts them, as `local` processes or as `containers`. What the environment names is used as it is.
-    pub(super) fn start(programs: &Programs, runner: &str) -> Result<Self> {
+    pub(crate) fn start(programs: &Programs, runner: &str) -> Result<Self> {
         let program = programs.find("oncebox-integration-tests oncebox-test-services")?;
         let mut keeper = Command::new(&program.executable)
             .env("ONCEBOX_TEST_SERVICES", runner)
@@ -43,12 +43,12 @@ impl Services {
     }
 
     /// What a test program has to be told.
-    pub(super) fn environment(&self) -> &[(String, String)] {
+    pub(crate) fn environment(&self) -> &[(String, String)] {
         &self.environment
     }
 
     /// Stops and removes them.
-    pub(super) fn stop(self) {}
+    pub(crate) fn stop(self) {}
 }
 
 impl Drop for Services {
