@@ -79,8 +79,8 @@ fn read_committed_offset(
     }
 }
 
-/// Low and high watermark of a partition: the first offset it still has, and the offset of the next
-/// record.
+/// Low and high watermark of a partition: the first offset it still has, and the last stable one,
+/// below which no transaction is open (the end of the log, if none is open at all).
 ///
 /// # Errors
 /// As [`committed`]; [`Error::UnknownTopic`] if there is no such topic.

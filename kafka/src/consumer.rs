@@ -176,8 +176,8 @@ impl Consumer {
         self.client.commit_stored()
     }
 
-    /// Low and high watermark: the first offset that the partition still has, and the offset of its
-    /// next record.
+    /// Low and high watermark: the first offset that the partition still has, and the last stable
+    /// one, below which no transaction is open.
     ///
     /// # Errors
     /// [`Error::UnknownTopic`], [`Error::Kafka`].

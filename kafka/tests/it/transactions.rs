@@ -422,6 +422,9 @@ async fn an_open_transaction_hides_the_checkpoint_from_a_stable_reader_until_a_t
     );
     let unknown = read(Stability::Stable, 1_500).await.unwrap_err();
     assert!(unknown.is_retriable(), "{unknown}");
+    // What is not decided is beyond the end.
+    let end = oncebox_kafka::watermarks(&config, &data, 0, WAIT).await;
+    assert_eq!(end.unwrap(), (0, 0));
     // The take-over settles the transaction; then the old checkpoint is certain.
     let successor = open(&config, &id).await;
     assert_eq!(
