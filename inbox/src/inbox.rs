@@ -37,6 +37,7 @@ pub struct Inbox<D: InboxStore> {
     retry: RetryPolicy,
     foreign_id: ForeignId,
     idle_limit: Duration,
+    handler_limit: Duration,
     check_interval: Duration,
     shutdown_grace: Duration,
     on_step: Option<StepHook>,
@@ -70,6 +71,7 @@ impl<D: InboxStore> Inbox<D> {
             retry: RetryPolicy::default(),
             foreign_id: ForeignId::default(),
             idle_limit: Duration::from_secs(60),
+            handler_limit: Duration::from_secs(300),
             check_interval: Duration::from_secs(3),
             shutdown_grace: Duration::from_secs(20),
             on_step: None,
@@ -120,6 +122,15 @@ impl<D: InboxStore> Inbox<D> {
     #[must_use]
     pub fn transaction_idle_limit(mut self, limit: Duration) -> Self {
         self.idle_limit = limit;
+        self
+    }
+
+    /// Longest time for one call of the handler. One that takes longer (a remote call without a time-out, a database that has
+    /// vanished without a word) is dropped, rolled back, and counts as a retriable failure. Kafka's
+    /// `max.poll.interval.ms` is no limit: the consumer keeps polling meanwhile. Defaults to 5 min.
+    #[must_use]
+    pub fn handler_limit(mut self, limit: Duration) -> Self {
+        self.handler_limit = limit;
         self
     }
 
@@ -194,6 +205,12 @@ impl<D: InboxStore> Inbox<D> {
             return Err(Error::config(
                 "retry",
                 "attempts is 0: the handler is called at least once",
+            ));
+        }
+        if self.handler_limit.is_zero() {
+            return Err(Error::config(
+                "handler_limit",
+                "is 0: no handler would finish",
             ));
         }
         if self.check_interval.is_zero() {
@@ -335,6 +352,7 @@ fn consume<D: InboxStore>(
         handler,
         on_step: inbox.on_step,
         idle_limit: inbox.idle_limit,
+        handler_limit: inbox.handler_limit,
     };
     let settings = Settings {
         consumer: inbox.consumer.into(),

@@ -3,6 +3,7 @@
 //!
 //! Nothing here retries or decides about the partition: the outcome goes back to the worker.
 
+use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,6 +25,9 @@ use crate::store::{DeadLetter, Statements};
 
 /// Longest error text of a dead letter, in bytes.
 const ERROR_LIMIT: usize = 4_096;
+/// Longest wait for the answer to a statement of ours, beyond the time a lock may be held by a stopped process. Longer than
+/// sqlx's default wait for a free connection (30 s).
+const STATEMENT_LIMIT: Duration = Duration::from_secs(40);
 
 /// What the transactions of all partitions share.
 pub(crate) struct Processor<D: InboxStore> {
@@ -33,6 +37,8 @@ pub(crate) struct Processor<D: InboxStore> {
     pub(crate) on_step: Option<StepHook>,
     /// After this much idle time inside a transaction the database may have ended the session (G6).
     pub(crate) idle_limit: Duration,
+    /// Longest time for one call of the handler.
+    pub(crate) handler_limit: Duration,
 }
 
 /// How a transaction of a partition ended.
@@ -80,23 +86,18 @@ impl<D: InboxStore> Processor<D> {
 
     /// Handles one message (G5, G6).
     pub(crate) async fn deliver(&self, key: &Key, known: Known, delivery: Delivery) -> Outcome {
-        let mut tx = match D::begin(&self.pool, &self.statements).await {
-            Ok(tx) => tx,
-            Err(e) => return own("begin a transaction", e),
-        };
         let id = delivery.message_id;
-        let fresh = match D::mark(&mut tx, &self.statements, &key.consumer, id).await {
-            Ok(fresh) => fresh,
-            Err(e) => return own("insert the dedup mark", e),
+        let (mut tx, fresh) = match self.open(key, id).await {
+            Ok(open) => open,
+            Err(outcome) => return *outcome,
         };
         let to = known.after(delivery.offset);
         let begun = Instant::now();
         if fresh {
             self.step(Step::Marked);
             if let Err(failure) = self.handle(&mut tx, delivery).await {
-                // G5: the handler's writes go before anybody thinks about a retry or a dead letter. An error here means
-                // that the connection is gone, and with it the transaction.
-                let _ = tx.rollback().await;
+                // G5: the handler's writes go before anybody thinks about a retry or a dead letter.
+                self.undo(tx).await;
                 self.step(Step::Failed);
                 return Outcome::Failed(failure);
             }
@@ -104,13 +105,10 @@ impl<D: InboxStore> Processor<D> {
         } else {
             self.step(Step::Duplicate);
         }
-        match D::advance(&mut tx, &self.statements, key, &known, &to, id).await {
+        match self.advance(&mut tx, key, &known, &to, id).await {
             Ok(true) => {}
             // G6: a zombie ends here. Its mark and effect go with the transaction.
-            Ok(false) => {
-                let _ = tx.rollback().await;
-                return Outcome::Unsure("the position row is not what this process wrote");
-            }
+            Ok(false) => return self.refuse(tx).await,
             Err(e) => return self.after_handler(e, begun.elapsed()),
         }
         let settled = if fresh {
@@ -129,28 +127,21 @@ impl<D: InboxStore> Processor<D> {
         delivery: &Delivery,
         failure: &str,
     ) -> Outcome {
-        let mut tx = match D::begin(&self.pool, &self.statements).await {
-            Ok(tx) => tx,
-            Err(e) => return own("begin a transaction", e),
-        };
         let id = delivery.message_id;
         // The mark is the licence: without it somebody else has settled the message, and a dead letter could bring a
         // second effect by its replay.
-        let fresh = match D::mark(&mut tx, &self.statements, &key.consumer, id).await {
-            Ok(fresh) => fresh,
-            Err(e) => return own("insert the dedup mark", e),
+        let (mut tx, fresh) = match self.open(key, id).await {
+            Ok(open) => open,
+            Err(outcome) => return *outcome,
         };
         if fresh && let Err(outcome) = self.letter(&mut tx, key, delivery, failure).await {
-            let _ = tx.rollback().await;
+            self.undo(tx).await;
             return *outcome;
         }
         let to = known.after(delivery.offset);
-        match D::advance(&mut tx, &self.statements, key, &known, &to, id).await {
+        match self.advance(&mut tx, key, &known, &to, id).await {
             Ok(true) => {}
-            Ok(false) => {
-                let _ = tx.rollback().await;
-                return Outcome::Unsure("the position row is not what this process wrote");
-            }
+            Ok(false) => return self.refuse(tx).await,
             Err(e) => return own("advance the position", e),
         }
         let settled = if fresh {
@@ -161,6 +152,67 @@ impl<D: InboxStore> Processor<D> {
         match self.commit(tx, to, settled).await {
             Outcome::Failed(refused) => *stop_at(key, delivery, failure, refused.chain()),
             outcome => outcome,
+        }
+    }
+
+    /// Begins the transaction of a message and inserts its mark; `false` = it was there.
+    async fn open(
+        &self,
+        key: &Key,
+        id: Uuid,
+    ) -> Result<(Transaction<'static, D>, bool), Box<Outcome>> {
+        let failed = |doing| move |e| Box::new(own(doing, e));
+        let mut tx = self
+            .limited(D::begin(&self.pool, &self.statements))
+            .await
+            .map_err(failed("begin a transaction"))?;
+        let fresh = self
+            .limited(D::mark(&mut tx, &self.statements, &key.consumer, id))
+            .await
+            .map_err(failed("insert the dedup mark"))?;
+        Ok((tx, fresh))
+    }
+
+    /// The compare-and-set, the last statement before COMMIT: nobody waits behind its row lock for a handler (G6).
+    async fn advance(
+        &self,
+        tx: &mut Transaction<'static, D>,
+        key: &Key,
+        from: &Known,
+        to: &Known,
+        id: Uuid,
+    ) -> Result<bool, sqlx::Error> {
+        self.limited(D::advance(tx, &self.statements, key, from, to, id))
+            .await
+    }
+
+    /// The compare-and-set hit no row.
+    async fn refuse(&self, tx: Transaction<'static, D>) -> Outcome {
+        self.undo(tx).await;
+        Outcome::Unsure("the position row is not what this process wrote")
+    }
+
+    /// Rolls back. An error means that the connection is gone, and with it the transaction.
+    async fn undo(&self, tx: Transaction<'static, D>) {
+        if let Err(e) = self.limited(tx.rollback()).await {
+            tracing::debug!(error = %e, "no answer to a rollback");
+        }
+    }
+
+    /// Waits for the database no longer than it may take: a server that has vanished without a word never answers, and TCP
+    /// would wait for it for ever.
+    async fn limited<T>(
+        &self,
+        statement: impl Future<Output = Result<T, sqlx::Error>>,
+    ) -> Result<T, sqlx::Error> {
+        // A mark or a row may be held by a stopped process until the database ends its session.
+        let limit = self.idle_limit + STATEMENT_LIMIT;
+        match tokio::time::timeout(limit, statement).await {
+            Ok(result) => result,
+            Err(_) => Err(sqlx::Error::Io(std::io::Error::new(
+                std::io::ErrorKind::TimedOut,
+                format!("no answer within {} s", limit.as_secs()),
+            ))),
         }
     }
 
@@ -190,7 +242,8 @@ impl<D: InboxStore> Processor<D> {
             attempts: i32::try_from(delivery.attempt).unwrap_or(i32::MAX),
         };
         let statements = &self.statements;
-        if D::bury(tx, statements, key, &letter)
+        if self
+            .limited(D::bury(tx, statements, key, &letter))
             .await
             .map_err(refused)?
         {
@@ -198,7 +251,8 @@ impl<D: InboxStore> Processor<D> {
         }
         // The same message was written off before its mark expired: it is on record, which is all we need. Another
         // message at the same place must not be overwritten and this one not be dropped.
-        let there = D::buried(tx, statements, key, delivery.offset)
+        let there = self
+            .limited(D::buried(tx, statements, key, delivery.offset))
             .await
             .map_err(refused)?;
         if there == Some(delivery.message_id) {
@@ -212,7 +266,7 @@ impl<D: InboxStore> Processor<D> {
 
     async fn commit(&self, tx: Transaction<'static, D>, to: Known, settled: Settled) -> Outcome {
         self.step(Step::BeforeCommit);
-        match tx.commit().await {
+        match self.limited(tx.commit()).await {
             Ok(()) => {
                 self.step(match settled {
                     Settled::DeadLetter => Step::DeadLettered,
@@ -246,18 +300,22 @@ impl<D: InboxStore> Processor<D> {
         let handler = Arc::clone(&self.handler);
         // The call is inside the future, so that a panic before the first await is caught too.
         let call = async move { handler(tx, delivery).await };
-        AssertUnwindSafe(call)
-            .catch_unwind()
-            .instrument(span)
-            .await
-            .unwrap_or_else(|panic| {
-                let text = panic
-                    .downcast_ref::<&str>()
-                    .map(|s| (*s).to_owned())
-                    .or_else(|| panic.downcast_ref::<String>().cloned())
-                    .unwrap_or_else(|| "no message".to_owned());
-                Err(HandlerError::fatal(format!("the handler panicked: {text}")))
-            })
+        let limit = self.handler_limit;
+        let guarded = AssertUnwindSafe(call).catch_unwind().instrument(span);
+        let Ok(result) = tokio::time::timeout(limit, guarded).await else {
+            return Err(HandlerError::retriable(format!(
+                "the handler did not finish within {} s",
+                limit.as_secs()
+            )));
+        };
+        result.unwrap_or_else(|panic| {
+            let text = panic
+                .downcast_ref::<&str>()
+                .map(|s| (*s).to_owned())
+                .or_else(|| panic.downcast_ref::<String>().cloned())
+                .unwrap_or_else(|| "no message".to_owned());
+            Err(HandlerError::fatal(format!("the handler panicked: {text}")))
+        })
     }
 
     /// The statement after the handler failed. When that is the handler's doing it counts as its failure: as an outage
@@ -283,8 +341,11 @@ impl<D: InboxStore> Processor<D> {
 
     /// Reads the position row as committed, in a session of its own.
     pub(crate) async fn read(&self, key: &Key) -> Result<Option<Row>, sqlx::Error> {
-        let mut conn = self.pool.acquire().await?;
-        D::read(&mut conn, &self.statements, key).await
+        let read = async {
+            let mut conn = self.pool.acquire().await?;
+            D::read(&mut conn, &self.statements, key).await
+        };
+        self.limited(read).await
     }
 
     /// Takes ownership of a partition; `None` when it has no row yet.
@@ -293,10 +354,13 @@ impl<D: InboxStore> Processor<D> {
     /// deliver. It may wait for the last transaction of the previous owner, and thereby sees its outcome: whatever
     /// that one tries later fails on the token (G6). A lost answer needs no care: the next attempt writes another token.
     pub(crate) async fn take(&self, key: &Key) -> Result<Option<Row>, sqlx::Error> {
-        let mut tx = D::begin_brief(&self.pool, &self.statements).await?;
-        let row = D::take(&mut tx, &self.statements, key, Uuid::new_v4()).await?;
-        tx.commit().await?;
-        Ok(row)
+        let take = async {
+            let mut tx = D::begin_brief(&self.pool, &self.statements).await?;
+            let row = D::take(&mut tx, &self.statements, key, Uuid::new_v4()).await?;
+            tx.commit().await?;
+            Ok(row)
+        };
+        self.limited(take).await
     }
 
     /// Creates the row of a partition that has none. `None`: another process was faster, take it.
@@ -312,10 +376,13 @@ impl<D: InboxStore> Processor<D> {
             seq: 0,
             owner: Uuid::new_v4(),
         };
-        let mut tx = D::begin_brief(&self.pool, &self.statements).await?;
-        let created = D::create(&mut tx, &self.statements, key, &row).await?;
-        tx.commit().await?;
-        Ok(created.then_some(row))
+        let create = async {
+            let mut tx = D::begin_brief(&self.pool, &self.statements).await?;
+            let created = D::create(&mut tx, &self.statements, key, &row).await?;
+            tx.commit().await?;
+            Ok(created)
+        };
+        Ok(self.limited(create).await?.then_some(row))
     }
 }
 

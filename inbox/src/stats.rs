@@ -114,3 +114,53 @@ impl TopicCounters {
         ownership
     );
 }
+
+#[cfg(test)]
+mod tests {
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+
+    use super::*;
+
+    #[test]
+    fn every_event_is_counted_in_the_handle_and_in_the_facade() {
+        let recorder = DebuggingRecorder::new();
+        let snapshotter = recorder.snapshotter();
+        let stats = Stats::default();
+        metrics::with_local_recorder(&recorder, || {
+            let counters = TopicCounters::new(stats.clone(), "inventory", "orders");
+            counters.deliveries();
+            counters.deliveries();
+            counters.duplicates();
+            counters.effects();
+            counters.retries();
+            counters.dead_letters();
+            counters.ownership();
+        });
+        let mut found: Vec<(String, u64)> = snapshotter
+            .snapshot()
+            .into_vec()
+            .into_iter()
+            .map(|(key, _, _, value)| {
+                let key = key.key();
+                let labels: Vec<_> = key.labels().map(|l| (l.key(), l.value())).collect();
+                assert_eq!(labels, [("consumer", "inventory"), ("topic", "orders")]);
+                let DebugValue::Counter(n) = value else {
+                    panic!("{value:?}")
+                };
+                (key.name().to_owned(), n)
+            })
+            .collect();
+        found.sort();
+        let expected = [
+            ("oncebox_inbox_dead_letters_total", stats.dead_letters()),
+            ("oncebox_inbox_deliveries_total", stats.deliveries()),
+            ("oncebox_inbox_duplicates_total", stats.duplicates()),
+            ("oncebox_inbox_effects_total", stats.effects()),
+            ("oncebox_inbox_ownership_total", stats.ownership()),
+            ("oncebox_inbox_retries_total", stats.retries()),
+        ]
+        .map(|(name, n)| (name.to_owned(), n));
+        assert_eq!(found, expected);
+        assert_eq!((stats.deliveries(), stats.effects()), (2, 1));
+    }
+}

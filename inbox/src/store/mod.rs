@@ -3,6 +3,8 @@
 //! Every function works on a connection that is inside a transaction of the caller, except [`Store::begin`] and
 //! [`Store::check`]. None of them decides anything: see `position`, `start` and `process`.
 
+#[cfg(test)]
+mod conformance;
 #[cfg(feature = "postgres")]
 mod postgres;
 #[cfg(feature = "sqlite")]

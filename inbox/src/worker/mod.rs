@@ -3,15 +3,20 @@
 //! The thread owns the Kafka consumer (every call of it blocks). Database work runs on the tokio runtime; the thread waits
 //! for its result. What to do is decided by [`Partition`], what the database says by `position` and `start`.
 
+mod flow;
+mod job;
+#[cfg(test)]
+mod tests;
+
 use std::collections::BTreeMap;
-use std::future::Future;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
 use oncebox_kafka::{ConsumerEvent, Message};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
+
+use self::job::Ran;
 
 use crate::InboxStore;
 use crate::classify::{Class, class};
@@ -19,7 +24,7 @@ use crate::delivery::{Identified, identify};
 use crate::error::Error;
 use crate::feed::Feed;
 use crate::foreign::ForeignId;
-use crate::partition::{PATIENCE, Partition, Received, Work};
+use crate::partition::{Partition, Received, Work};
 use crate::position::{Key, Known, Verdict, judge};
 use crate::process::{Outcome, Processor, Settled};
 use crate::retry::RetryPolicy;
@@ -29,8 +34,6 @@ use crate::step::Step;
 
 /// Longest wait for Kafka when there is nothing to do; also how late a shutdown is noticed.
 const TICK: Duration = Duration::from_millis(100);
-/// How often stored offsets go to Kafka.
-const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the worker was told by the builder.
 #[derive(Clone, Debug)]
@@ -62,13 +65,6 @@ pub(crate) struct Worker<D: InboxStore, F: Feed> {
     /// Something was stored since the last commit to Kafka.
     stored: bool,
     offsets_committed: Instant,
-}
-
-/// How a piece of work on the runtime ended.
-enum Ran<T> {
-    Done(T),
-    /// The partition was revoked, or the shutdown's grace is over: the work was given up and its transaction rolled back.
-    Abandoned,
 }
 
 impl<D: InboxStore, F: Feed> Worker<D, F> {
@@ -393,125 +389,6 @@ impl<D: InboxStore, F: Feed> Worker<D, F> {
             }
             Outcome::Outage(e) => self.wait_out(id, "write to the database", e),
             Outcome::Stop(error) => Err(error),
-        }
-    }
-
-    /// G7: only called with a position that the database has committed.
-    fn store(&mut self, id: &Id, known: Known) {
-        match self.feed.store(&id.0, id.1, known.next) {
-            Ok(()) => {
-                self.stored = true;
-                self.processor.step(Step::OffsetStored);
-            }
-            // Informational: the database knows where we are.
-            Err(e) => {
-                tracing::debug!(topic = %id.0, partition = id.1, error = %e, "offset not stored")
-            }
-        }
-    }
-
-    fn commit_offsets(&mut self, now: Instant) {
-        if !self.stored || now < self.offsets_committed + COMMIT_INTERVAL {
-            return;
-        }
-        self.offsets_committed = now;
-        match self.feed.commit() {
-            Ok(()) => self.stored = false,
-            Err(e) => tracing::debug!(error = %e, "offsets not committed, will be tried again"),
-        }
-    }
-
-    /// Tells Kafka to deliver every partition that is ours from its position.
-    fn assign(&mut self) -> Result<(), Error> {
-        self.reassign = false;
-        let ours: Vec<_> = self
-            .partitions
-            .values()
-            .filter_map(|p| Some((p.key.topic.to_string(), p.key.partition, p.next()?)))
-            .collect();
-        if let Err(e) = self.feed.assign(&ours) {
-            self.reassign = true;
-            return Self::tolerate("assign partitions", e);
-        }
-        let names: Vec<_> = ours.into_iter().map(|(topic, p, _)| (topic, p)).collect();
-        // A pause outlives an assignment in librdkafka.
-        if let Err(e) = self.feed.resume(&names) {
-            tracing::debug!(error = %e, "not resumed");
-        }
-        for partition in self.partitions.values_mut() {
-            partition.reassigned();
-        }
-        Ok(())
-    }
-
-    /// Pauses partitions that wait, and wakes those that do not.
-    fn adjust_flow(&mut self, now: Instant) {
-        self.set_paused(|p| p.wants_pause(now));
-    }
-
-    fn set_paused(&mut self, wanted: impl Fn(&Partition) -> bool) {
-        for pause in [true, false] {
-            let changed: Vec<_> = self
-                .partitions
-                .values_mut()
-                .filter(|p| p.next().is_some() && p.paused != pause && wanted(p) == pause)
-                .map(|p| {
-                    p.paused = pause;
-                    (p.key.topic.to_string(), p.key.partition)
-                })
-                .collect();
-            if changed.is_empty() {
-                continue;
-            }
-            let result = if pause {
-                self.feed.pause(&changed)
-            } else {
-                self.feed.resume(&changed)
-            };
-            if let Err(e) = result {
-                tracing::debug!(pause, error = %e, "flow not changed");
-            }
-        }
-    }
-
-    /// Runs database work on the runtime and waits for it; keeps polling Kafka when it takes long, so that the group does
-    /// not give the partitions to somebody else (`max.poll.interval.ms`).
-    fn work<T: Send + 'static>(
-        &mut self,
-        id: &Id,
-        job: impl Future<Output = T> + Send + 'static,
-    ) -> Result<Ran<T>, Error> {
-        let generation = self.partitions.get(id).map(|p| p.generation);
-        let (answer, result) = sync_channel(1);
-        let task = self.runtime.spawn(async move {
-            let _ = answer.send(job.await);
-        });
-        let mut wait = PATIENCE;
-        let mut deadline = None;
-        loop {
-            match result.recv_timeout(wait) {
-                Ok(done) => return Ok(Ran::Done(done)),
-                Err(RecvTimeoutError::Disconnected) => return Err(Error::Thread),
-                Err(RecvTimeoutError::Timeout) => {}
-            }
-            wait = TICK / 2;
-            self.set_paused(|_| true);
-            if let Some(event) = self.feed.poll(TICK / 2)
-                && let Err(e) = self.on_event(event)
-            {
-                task.abort();
-                return Err(e);
-            }
-            let now = Instant::now();
-            if self.shutdown.is_cancelled() {
-                deadline.get_or_insert(now + self.settings.shutdown_grace);
-            }
-            let revoked = self.partitions.get(id).map(|p| p.generation) != generation;
-            if revoked || deadline.is_some_and(|at| now >= at) {
-                // Dropping the transaction rolls it back; a COMMIT that is on its way is judged by its compare-and-set.
-                task.abort();
-                return Ok(Ran::Abandoned);
-            }
         }
     }
 

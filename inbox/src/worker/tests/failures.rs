@@ -237,6 +237,31 @@ async fn a_handler_that_takes_long_keeps_the_consumer_polling() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g8_a_handler_that_never_ends_does_not_stop_the_partition() {
+    let bench = Bench::new(1).await;
+    bench.kafka.append(0, Uuid::now_v7(), "hangs");
+    bench.kafka.append(0, Uuid::now_v7(), "after");
+    let options = Options {
+        handler: handler(|tx, delivery| {
+            Box::pin(async move {
+                if delivery.offset == 0 {
+                    std::future::pending::<()>().await;
+                }
+                effect(tx, delivery).await
+            })
+        }),
+        handler_limit: Duration::from_millis(50),
+        ..Options::default()
+    };
+    let worker = bench.start(&[0], options);
+    bench.settled(0, 2).await;
+    let stats = worker.stats.clone();
+    worker.stop().await.unwrap();
+    assert_eq!(bench.effects().await, ["after"]);
+    assert_eq!((stats.retries(), stats.dead_letters()), (2, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_shutdown_finishes_the_running_message() {
     let bench = Bench::new(1).await;
     for n in 0..10 {

@@ -37,6 +37,7 @@ pub(super) struct Options {
     pub(super) retry: RetryPolicy,
     pub(super) foreign_id: ForeignId,
     pub(super) check_interval: Duration,
+    pub(super) handler_limit: Duration,
 }
 
 impl Default for Options {
@@ -51,6 +52,7 @@ impl Default for Options {
             },
             foreign_id: ForeignId::PartitionOffset,
             check_interval: Duration::from_millis(30),
+            handler_limit: Duration::from_secs(60),
         }
     }
 }
@@ -140,6 +142,7 @@ impl Bench {
             handler: options.handler,
             on_step: options.on_step,
             idle_limit: Duration::from_secs(60),
+            handler_limit: options.handler_limit,
         };
         let settings = Settings {
             consumer: "inventory".into(),

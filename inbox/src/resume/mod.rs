@@ -15,16 +15,15 @@
 //! # Ok(()) }
 //! ```
 
-use std::fmt;
-use std::str::FromStr;
+mod from;
+mod plan;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use oncebox_kafka::Stability;
 use oncebox_migrations::Names;
 use sqlx::Pool;
-use time::OffsetDateTime;
-use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
 use crate::InboxStore;
@@ -32,66 +31,11 @@ use crate::error::Error;
 use crate::inbox::check_consumer;
 use crate::position::{Key, Row};
 
+pub use from::{From, UnknownFrom};
+pub use plan::{Change, Plan};
+
 /// Longest wait for an answer of Kafka.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Where to go on. `FromStr` reads `earliest`, `latest`, `committed`, an offset, or an RFC 3339 time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum From {
-    /// The first offset that is still there.
-    Earliest,
-    /// The end: everything there is now is skipped.
-    Latest,
-    /// The offset that the Kafka group has committed: adopts an existing group.
-    Committed,
-    /// This offset; needs a partition, unless the topic has only one.
-    Offset(i64),
-    /// The first record at or after this time.
-    Time(OffsetDateTime),
-}
-
-impl fmt::Display for From {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Earliest => f.write_str("earliest"),
-            Self::Latest => f.write_str("latest"),
-            Self::Committed => f.write_str("committed"),
-            Self::Offset(offset) => offset.fmt(f),
-            Self::Time(at) => f.write_str(&at.format(&Rfc3339).map_err(|_| fmt::Error)?),
-        }
-    }
-}
-
-/// The text names no place to go on.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "{text:?} is none of earliest, latest, committed, an offset (a number from 0), a time (2026-11-29T20:21:53Z)"
-)]
-pub struct UnknownFrom {
-    text: String,
-}
-
-impl FromStr for From {
-    type Err = UnknownFrom;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let unknown = || UnknownFrom {
-            text: text.to_owned(),
-        };
-        match text {
-            "earliest" => Ok(Self::Earliest),
-            "latest" => Ok(Self::Latest),
-            "committed" => Ok(Self::Committed),
-            _ => match text.parse::<i64>() {
-                Ok(offset) if offset >= 0 => Ok(Self::Offset(offset)),
-                Ok(_) => Err(unknown()),
-                Err(_) => OffsetDateTime::parse(text, &Rfc3339)
-                    .map(Self::Time)
-                    .map_err(|_| unknown()),
-            },
-        }
-    }
-}
 
 /// Which positions are meant.
 #[derive(Clone, Debug)]
@@ -144,78 +88,6 @@ impl<D: InboxStore> Request<D> {
     pub fn partition(mut self, partition: i32) -> Self {
         self.partition = Some(partition);
         self
-    }
-}
-
-/// What a resume changes. `Display` is the dry run's text.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Plan {
-    /// The consumer.
-    pub consumer: String,
-    /// The topic.
-    pub topic: String,
-    /// Kafka's id of the topic, recorded in the rows.
-    pub topic_id: String,
-    /// One entry per partition, in order.
-    pub partitions: Vec<Change>,
-}
-
-/// What a resume changes for one partition.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Change {
-    /// The partition.
-    pub partition: i32,
-    /// First offset that is still there.
-    pub low: i64,
-    /// Offset after the last record.
-    pub high: i64,
-    /// The position so far, and the id of the topic it belongs to; `None` when there is no row.
-    pub before: Option<(i64, String)>,
-    /// The offset the Kafka group has committed.
-    pub committed: Option<i64>,
-    /// The position to write.
-    pub next: i64,
-}
-
-impl fmt::Display for Plan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "consumer {}, topic {} (id {})",
-            self.consumer, self.topic, self.topic_id
-        )?;
-        for c in &self.partitions {
-            write!(f, "  partition {}: ", c.partition)?;
-            match &c.before {
-                Some((before, _)) => write!(f, "{before} -> {}", c.next)?,
-                None => write!(f, "no position -> {}", c.next)?,
-            }
-            write!(f, " (Kafka holds {}..{}", c.low, c.high)?;
-            if let Some(committed) = c.committed {
-                write!(f, ", group at {committed}")?;
-            }
-            f.write_str(")")?;
-            match &c.before {
-                Some((_, id)) if *id != self.topic_id => {
-                    write!(f, ": another topic, id {id}, so far")?
-                }
-                Some((before, _)) if c.next > *before => {
-                    write!(f, ": skips {} offsets", c.next - before)?;
-                }
-                Some((before, _)) if c.next < *before => write!(
-                    f,
-                    ": {} offsets come again, those still marked as handled are recognised",
-                    before - c.next
-                )?,
-                Some(_) => f.write_str(": unchanged")?,
-                None if c.next > c.low => write!(f, ": skips {} offsets", c.next - c.low)?,
-                None => {}
-            }
-            writeln!(f)?;
-        }
-        Ok(())
     }
 }
 
@@ -400,23 +272,6 @@ fn choose(partition: i32, from: From, place: &Place, committed: Option<i64>) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_place_has_a_text() {
-        for text in [
-            "earliest",
-            "latest",
-            "committed",
-            "17",
-            "2026-11-29T20:21:53Z",
-        ] {
-            assert_eq!(text.parse::<From>().unwrap().to_string(), text);
-        }
-        for text in ["", "-1", "newest", "2026-11-29"] {
-            let error = text.parse::<From>().unwrap_err();
-            assert!(error.to_string().contains("earliest"), "{error}");
-        }
-    }
 
     #[test]
     fn a_place_outside_the_partition_is_refused() {
