@@ -2,15 +2,28 @@
 
 /// Every suite: the unit tests of a crate, its integration tests by target, its doc tests.
 pub(super) const SUITES: &[&str] = &[
-    "oncebox embedded",
     "oncebox unit",
-    "oncebox-integration-tests it",
-    "oncebox-integration-tests unit",
-    "oncebox-kafka unit",
-    "oncebox-migrations unit",
-    "oncebox-outbox unit",
-    "oncebox-relay unit",
+    "oncebox command",
+    "oncebox demo",
+    "oncebox embedded",
+    "oncebox doc",
     "oncebox-inbox unit",
+    "oncebox-inbox it",
+    "oncebox-inbox doc",
+    "oncebox-integration-tests unit",
+    "oncebox-integration-tests it",
+    "oncebox-integration-tests doc",
+    "oncebox-kafka unit",
+    "oncebox-kafka it",
+    "oncebox-kafka doc",
+    "oncebox-migrations unit",
+    "oncebox-migrations it",
+    "oncebox-migrations doc",
+    "oncebox-outbox unit",
+    "oncebox-outbox it",
+    "oncebox-outbox doc",
+    "oncebox-relay unit",
+    "oncebox-relay doc",
     "xtask bin xtask",
     ON_CONTAINERS,
 ];
@@ -19,4 +32,8 @@ pub(super) const SUITES: &[&str] = &[
 pub(super) const ON_CONTAINERS: &str = "on testcontainers";
 
 /// Which integration tests these are: beginnings of their names.
-pub(super) const CONTAINER_TESTS: &[&str] = &["services_come_and_go::"];
+pub(super) const CONTAINER_TESTS: &[&str] = &[
+    "services_come_and_go::",
+    "first_use::",
+    "kafkas_own_tools::",
+];
