@@ -89,28 +89,42 @@ async fn apply_next(conn: &mut PgConnection, names: &Names) -> Result<Step, Erro
         .begin_with(BEGIN)
         .await
         .map_err(Error::database("begin a migration"))?;
+    let step = in_transaction(&mut tx, names).await;
+    // Said, not left to the drop: a dropped transaction ends when its connection is used again, and with it the lock.
+    match step {
+        Ok(Step::Applied(_)) => tx
+            .commit()
+            .await
+            .map_err(Error::database("commit a migration"))?,
+        Ok(Step::Nothing(_)) => tx
+            .rollback()
+            .await
+            .map_err(Error::database("end a migration"))?,
+        Err(_) => drop(tx.rollback().await),
+    }
+    step
+}
+
+async fn in_transaction(conn: &mut PgConnection, names: &Names) -> Result<Step, Error> {
     sqlx::query(LOCK)
         .bind(lock_key(names))
-        .execute(&mut *tx)
+        .execute(&mut *conn)
         .await
         .map_err(Error::database("take the lock of the migrations"))?;
-    let status = status(&mut tx, names).await?;
+    let status = status(conn, names).await?;
     let Some(migration) = status.next()? else {
         return Ok(Step::Nothing(status.version));
     };
     if status.version == 0 {
         sqlx::raw_sql(AssertSqlSafe(history_sql(DIALECT, names)))
-            .execute(&mut *tx)
+            .execute(&mut *conn)
             .await
             .map_err(Error::database("create the migration history"))?;
     }
     sqlx::raw_sql(AssertSqlSafe(migration.sql(DIALECT, names)))
-        .execute(&mut *tx)
+        .execute(conn)
         .await
         .map_err(Error::database("apply a migration"))?;
-    tx.commit()
-        .await
-        .map_err(Error::database("commit a migration"))?;
     Ok(Step::Applied(migration.version))
 }
 

@@ -106,23 +106,40 @@ async fn apply_next(conn: &mut SqliteConnection, names: &Names) -> Result<Step, 
         .begin_with(BEGIN)
         .await
         .map_err(Error::database("begin a migration"))?;
-    let status = status(&mut tx, names).await?;
+    let step = in_transaction(&mut tx, names).await;
+    // Said, not left to the drop: a dropped transaction ends when its connection is used again, and with it the lock.
+    match step {
+        Ok(Step::Applied(_)) => {
+            if let Err(error) = tx.commit().await {
+                // A reader was in the way. The rollback waits in the connection's queue: a ping comes out behind it.
+                let _ = conn.ping().await;
+                return Err(Error::database("commit a migration")(error));
+            }
+        }
+        Ok(Step::Nothing(_)) => tx
+            .rollback()
+            .await
+            .map_err(Error::database("end a migration"))?,
+        Err(_) => drop(tx.rollback().await),
+    }
+    step
+}
+
+async fn in_transaction(conn: &mut SqliteConnection, names: &Names) -> Result<Step, Error> {
+    let status = status(conn, names).await?;
     let Some(migration) = status.next()? else {
         return Ok(Step::Nothing(status.version));
     };
     if status.version == 0 {
         sqlx::raw_sql(AssertSqlSafe(history_sql(DIALECT, names)))
-            .execute(&mut *tx)
+            .execute(&mut *conn)
             .await
             .map_err(Error::database("create the migration history"))?;
     }
     sqlx::raw_sql(AssertSqlSafe(migration.sql(DIALECT, names)))
-        .execute(&mut *tx)
+        .execute(conn)
         .await
         .map_err(Error::database("apply a migration"))?;
-    tx.commit()
-        .await
-        .map_err(Error::database("commit a migration"))?;
     Ok(Step::Applied(migration.version))
 }
 

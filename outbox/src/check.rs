@@ -228,3 +228,171 @@ fn invalid(field: &str, value: &str, rule: &'static str) -> Error {
         rule,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::DEFAULT_RECORD_BYTES;
+
+    fn check(message: Message) -> Result<Row, String> {
+        row(message, DEFAULT_RECORD_BYTES).map_err(|error| error.to_string())
+    }
+
+    fn message() -> Message {
+        Message::new("t").payload("p")
+    }
+
+    fn refused(message: Message, text: &str) {
+        let error = check(message).unwrap_err();
+        assert!(error.contains(text), "{error:?} does not say {text:?}");
+    }
+
+    #[test]
+    fn topic_names_follow_kafkas_rules() {
+        let topic = |topic: &str| Message::new(topic).payload("p");
+        for good in ["a", "...", "A.b_c-9", "__mine", &"t".repeat(249)] {
+            assert!(check(topic(good)).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            ".",
+            "..",
+            "a b",
+            "a/b",
+            "ä",
+            "a\n",
+            "__consumer_offsets",
+        ] {
+            refused(topic(bad), "topic");
+        }
+        refused(
+            topic(&"t".repeat(250)),
+            "topic: 250 bytes, the limit is 249",
+        );
+    }
+
+    #[test]
+    fn keys_have_a_limit() {
+        assert!(check(message().key("")).is_ok());
+        assert!(check(message().key(vec![0; 2_048])).is_ok());
+        refused(
+            message().key(vec![0; 2_049]),
+            "key: 2049 bytes, the limit is 2048",
+        );
+    }
+
+    #[test]
+    fn headers_have_rules_and_limits() {
+        assert!(check(message().header("Any name: ü", vec![0xff]).null_header("x")).is_ok());
+        refused(message().header("", "v"), "header name");
+        refused(message().header("a\0", "v"), "control");
+        refused(message().header("oncebox-id", "v"), "Oncebox's own");
+        refused(message().header("traceparent", "v"), ".traceparent(");
+        refused(
+            message().header("n".repeat(256), "v"),
+            "header name: 256 bytes, the limit is 255",
+        );
+        refused(
+            message().header("tenant", vec![0; 32_769]),
+            "value of header \"tenant\": 32769 bytes, the limit is 32768",
+        );
+        let many = |n| (0..n).fold(message(), |message, _| message.header("n", "v"));
+        assert!(check(many(128)).is_ok());
+        refused(many(129), "headers: 129 entries, the limit is 128");
+    }
+
+    #[test]
+    fn a_type_is_readable() {
+        refused(message().kind(""), "type");
+        refused(message().kind("a\nb"), "type");
+        refused(
+            message().kind("k".repeat(256)),
+            "type: 256 bytes, the limit is 255",
+        );
+    }
+
+    #[test]
+    fn a_trace_context_is_what_w3c_says() {
+        let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        assert!(check(message().traceparent(good).tracestate("a=b,c=d")).is_ok());
+        for bad in [
+            "",
+            &good[1..],
+            &format!("{good}0"),
+            &good.to_uppercase(),
+            &good.replace('-', "_"),
+            &good.replace("4bf92f", "4bg92f"),
+            &good.replacen("00", "ff", 1),
+            &good.replace("4bf92f3577b34da6a3ce929d0e0e4736", &"0".repeat(32)),
+            &good.replace("00f067aa0ba902b7", &"0".repeat(16)),
+            &good.replace("01", "é"),
+        ] {
+            refused(message().traceparent(bad), "traceparent");
+        }
+        refused(message().tracestate("a=b"), "no traceparent");
+        let message = || message().traceparent(good);
+        refused(message().tracestate(""), "tracestate");
+        refused(message().tracestate("a=ü"), "tracestate");
+        refused(
+            message().tracestate("a".repeat(513)),
+            "tracestate: 513 bytes, the limit is 512",
+        );
+    }
+
+    #[test]
+    fn a_payload_or_a_tombstone_is_needed() {
+        refused(Message::new("t").key("k"), "no payload");
+        refused(Message::new("t").tombstone(), "no key");
+        assert_eq!(
+            check(Message::new("t").key("k").tombstone())
+                .unwrap()
+                .payload,
+            None
+        );
+        assert_eq!(check(message().payload("")).unwrap().payload, Some(vec![]));
+    }
+
+    #[test]
+    fn the_record_is_measured_as_it_goes_over_the_wire() {
+        let message = |payload: usize| {
+            Message::new("t")
+                .key("key")
+                .payload(vec![0; payload])
+                .header("name", "value")
+                .null_header("n")
+        };
+        let rest = ADDED_BYTES + 3 + (4 + 5 + HEADER_LENGTHS) + (1 + HEADER_LENGTHS);
+        assert!(row(message(5_000 - rest), 5_000).is_ok());
+        let error = row(message(5_001 - rest), 5_000).unwrap_err().to_string();
+        assert_eq!(error, "encoded record: 5001 bytes, the limit is 5000");
+    }
+
+    #[test]
+    fn the_envelope_fits_its_allowance() {
+        let names = [
+            "oncebox-v",
+            "oncebox-id",
+            "oncebox-source",
+            "oncebox-epoch",
+            "oncebox-outbox-id",
+            "oncebox-created-at",
+        ];
+        assert_eq!(names.iter().map(|name| name.len()).sum::<usize>(), 81);
+        let values =
+            1 + 36 + 100 + 2 * i64::MAX.to_string().len() + "2026-11-29T20:21:53.123456Z".len();
+        assert_eq!(values, 202);
+    }
+
+    #[test]
+    fn contents_stay_out_of_debug_output() {
+        let message = message()
+            .key("secret-key")
+            .payload("secret")
+            .header("secret-name", "secret");
+        let text = format!("{message:?}");
+        assert!(
+            !text.contains("secret") && text.contains("payload_bytes: Some(6)"),
+            "{text}"
+        );
+    }
+}

@@ -6,7 +6,7 @@
 #[non_exhaustive]
 pub enum Error {
     /// A part of the message is too large.
-    #[error("{field} is {actual} {unit} long, the limit is {limit}")]
+    #[error("{field}: {actual} {unit}, the limit is {limit}")]
     Limit {
         /// The part, for example `topic` or `header "tenant"`.
         field: String,
@@ -88,8 +88,10 @@ fn code(error: &sqlx::Error) -> Option<String> {
 
 /// What a caller can do about the errors everybody meets once.
 fn hint(error: &sqlx::Error) -> &'static str {
+    const MIGRATE: &str = " (run `oncebox migrate`; is Config::names right?)";
     match code(error).as_deref() {
-        Some("42P01") => " (run `oncebox migrate`; is Config::names right?)",
+        Some("42P01") => MIGRATE,
+        Some("1") if error.to_string().contains("no such table") => MIGRATE,
         Some("42501") => " (the role needs INSERT on the outbox: oncebox_migrations::grants)",
         Some("517") => {
             " (a deferred transaction read before it wrote, and somebody else wrote in between: \
