@@ -95,7 +95,7 @@ impl Summary {
         row(
             "deliveries",
             format!(
-                "{} = effects {} + duplicates suppressed {} + cut short by a stop {}",
+                "{} = effects {} + duplicates suppressed {} + cut short by a stop or rebalance {}",
                 c.deliveries,
                 c.effects,
                 c.duplicates,

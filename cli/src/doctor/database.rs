@@ -151,9 +151,6 @@ pub(super) fn schema(
             let text = crate::exit::with_sources(&error);
             let remedy = match error {
                 oncebox_migrations::Error::NewerSchema { .. } => "upgrade this program",
-                _ if text.contains("permission denied") => {
-                    "as the tables' owner, run what `oncebox migrate --grants` prints"
-                }
                 _ => "correct what it names",
             };
             checks.fail("schema", text, remedy);

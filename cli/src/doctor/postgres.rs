@@ -21,6 +21,8 @@ const DURABILITY: &str = "SELECT current_setting('synchronous_commit'), current_
 const UNSAFE_ROLES: &str = "SELECT coalesce(r.rolname, 'all roles') || ' in ' || coalesce(d.datname, 'all databases')
     FROM pg_db_role_setting s LEFT JOIN pg_roles r ON r.oid = s.setrole LEFT JOIN pg_database d ON d.oid = s.setdatabase
     WHERE EXISTS (SELECT FROM unnest(s.setconfig) c WHERE c ILIKE 'synchronous_commit=off')";
+const HISTORY_IS_HIDDEN: &str =
+    "SELECT coalesce(NOT has_table_privilege(to_regclass($1), 'SELECT'), false)";
 const MAY_USE_SCHEMA: &str = "SELECT has_schema_privilege($1, 'USAGE')";
 const MAY_TABLE: &str = "SELECT has_table_privilege($1, $2)";
 const MAY_SEQUENCE: &str =
@@ -76,10 +78,7 @@ async fn ask(
     let checks = &mut findings.checks;
     server(conn, place, checks).await?;
     durability(conn, checks).await?;
-    if !schema(
-        checks,
-        oncebox_migrations::postgres::status(conn, names).await,
-    ) {
+    if !usable_schema(conn, names, roles, checks).await? {
         checks.skip("rights", "no usable schema");
         checks.skip("mark", "no usable schema");
         return Ok(());
@@ -117,6 +116,39 @@ async fn ask(
     tokio::time::sleep(BETWEEN_LOOKS).await;
     findings.mark = mark(conn, names).await?.map(|later| (first, later));
     Ok(())
+}
+
+/// A producer needs no right to read the history, and its grants give none.
+async fn usable_schema(
+    conn: &mut PgConnection,
+    names: &Names,
+    roles: &[Role],
+    checks: &mut Checks,
+) -> Result<bool, sqlx::Error> {
+    let history = names.history(Dialect::Postgres);
+    let hidden: bool = sqlx::query_scalar(HISTORY_IS_HIDDEN)
+        .bind(&history)
+        .fetch_one(&mut *conn)
+        .await?;
+    if !hidden {
+        return Ok(schema(
+            checks,
+            oncebox_migrations::postgres::status(conn, names).await,
+        ));
+    }
+    if roles.iter().all(|role| *role == Role::Producer) {
+        checks.skip(
+            "schema",
+            "a producer may not read its version, and need not",
+        );
+    } else {
+        checks.fail(
+            "schema",
+            format!("this user lacks SELECT on {history}"),
+            "as the tables' owner, run what `oncebox migrate --grants` prints",
+        );
+    }
+    Ok(true)
 }
 
 async fn server(
