@@ -174,6 +174,17 @@ impl Config {
         )?;
         at_least("poll_min", self.poll_min, Duration::from_millis(1))?;
         at_least("poll_max", self.poll_max, self.poll_min)?;
+        at_least(
+            "mark_interval",
+            self.mark_interval,
+            Duration::from_millis(1),
+        )?;
+        at_least("heartbeat", self.heartbeat, Duration::from_secs(1))?;
+        if self.max_batch_bytes == 0 {
+            return Err(Error::Config(
+                "max_batch_bytes is 0; it must be at least 1".to_owned(),
+            ));
+        }
         if self.max_batch_rows == 0 {
             return Err(Error::Config(
                 "max_batch_rows is 0; it must be at least 1".to_owned(),

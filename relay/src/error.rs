@@ -151,6 +151,18 @@ pub enum Stop {
         /// Its topic.
         topic: String,
     },
+    /// Kafka refuses every record of a topic.
+    #[error(
+        "outbox row {id}: Kafka refuses topic {topic:?}: {reason}; grant WRITE on it to the relay's user, the relay goes on from this row"
+    )]
+    TopicRefused {
+        /// The first row of the topic that waits.
+        id: i64,
+        /// The topic.
+        topic: String,
+        /// The broker's words.
+        reason: String,
+    },
     /// The broker refused one record for good.
     #[error(
         "outbox row {id} (message {message_id}, topic {topic:?}) is refused by Kafka: {reason}; raise the limit that it names, the relay goes on from this row"

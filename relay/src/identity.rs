@@ -17,6 +17,23 @@ pub(crate) fn check_source(config: &Config, mark: &Mark) -> Result<(), Error> {
     }
 }
 
+/// An old primary that was never told of the promotion must not fence the relay of the new one.
+pub(crate) fn check_timeline(
+    server: &Server,
+    checkpoint: Option<&Checkpoint>,
+) -> Result<(), Error> {
+    match checkpoint {
+        Some(c) if c.system == server.system && server.timeline < c.timeline => {
+            Err(Stop::OlderTimeline {
+                server: server.timeline,
+                checkpoint: c.timeline,
+            }
+            .into())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses what can be refused without looking at a row, and before anybody is fenced.
 pub(crate) fn check_names(
     config: &Config,
@@ -26,24 +43,16 @@ pub(crate) fn check_names(
     checkpoint: Option<&Checkpoint>,
 ) -> Result<(), Error> {
     check_source(config, mark)?;
-    if let Some(checkpoint) = checkpoint {
-        if checkpoint.source_id != mark.source_id {
-            let source_name = config.source.clone();
-            return Err(Stop::OtherDatabase {
-                source_name,
-                checkpoint: checkpoint.source_id,
-                database: mark.source_id,
-            }
-            .into());
+    if let Some(other) = checkpoint.filter(|c| c.source_id != mark.source_id) {
+        let source_name = config.source.clone();
+        return Err(Stop::OtherDatabase {
+            source_name,
+            checkpoint: other.source_id,
+            database: mark.source_id,
         }
-        if checkpoint.system == server.system && server.timeline < checkpoint.timeline {
-            return Err(Stop::OlderTimeline {
-                server: server.timeline,
-                checkpoint: checkpoint.timeline,
-            }
-            .into());
-        }
+        .into());
     }
+    check_timeline(server, checkpoint)?;
     let seen = checkpoint.map_or(0, |c| c.seq);
     if let Some(mark_cluster) = mark
         .cluster_id

@@ -46,17 +46,14 @@ impl<T> Drop for Task<T> {
     }
 }
 
-/// Names this process in the lease, so that it knows its own after a rebuild.
-pub(crate) fn owner() -> &'static str {
-    static OWNER: OnceLock<String> = OnceLock::new();
-    OWNER.get_or_init(|| {
-        let host = std::fs::read_to_string("/etc/hostname").unwrap_or_default();
-        let host = match host.trim() {
-            "" => "unknown",
-            name => name,
-        };
-        format!("{host}/{}/{}", std::process::id(), Uuid::new_v4().simple())
-    })
+/// A name for one relay in the lease, by which it knows its own after a rebuild. Two relays of one process differ.
+pub(crate) fn owner() -> String {
+    let host = std::fs::read_to_string("/etc/hostname").unwrap_or_default();
+    let host = match host.trim() {
+        "" => "unknown",
+        name => name,
+    };
+    format!("{host}/{}/{}", std::process::id(), Uuid::new_v4().simple())
 }
 
 /// A session of each kind, of the same server.
@@ -146,7 +143,7 @@ pub(crate) async fn wait_for_lease<S: Session, L: Log>(
     config: &Config,
     session: &mut S,
     log: &L,
-    cluster_id: &str,
+    (cluster_id, owner): (&str, &str),
     wait: bool,
     health: &Health,
     shutdown: &CancellationToken,
@@ -157,7 +154,7 @@ pub(crate) async fn wait_for_lease<S: Session, L: Log>(
     loop {
         let free = match seen.owner.as_deref() {
             None => true,
-            Some(holder) => holder == owner() || since.elapsed() >= config.lease,
+            Some(holder) => holder == owner || since.elapsed() >= config.lease,
         };
         if free {
             let look = first_look(config, session, log, cluster_id).await?;
@@ -165,7 +162,7 @@ pub(crate) async fn wait_for_lease<S: Session, L: Log>(
                 let checkpoint_epoch = look.checkpoint.as_ref().map_or(0, |c| c.epoch);
                 let epoch = look.mark.epoch.max(checkpoint_epoch) + 1;
                 if session
-                    .take(&look.mark, epoch, &config.source, owner())
+                    .take(&look.mark, epoch, &config.source, owner)
                     .await?
                 {
                     tracing::info!(epoch, source = config.source, "lease taken");
@@ -183,7 +180,8 @@ pub(crate) async fn wait_for_lease<S: Session, L: Log>(
         identity::check_source(config, &now)?;
         health.progress();
         if (now.epoch, now.renewal) != (seen.epoch, seen.renewal) {
-            if !wait && now.owner.is_some() {
+            // A last sign of life of my own term before may still land.
+            if !wait && now.owner.as_deref().is_some_and(|holder| holder != owner) {
                 return Ok(Lease::Held);
             }
             since = Instant::now();

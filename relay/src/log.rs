@@ -154,7 +154,10 @@ impl Producer for KafkaProducer {
         checkpoint: &Checkpoint,
     ) -> Result<Option<String>, Error> {
         self.check_topics(&rows).await?;
-        let named: Vec<_> = rows.iter().map(|row| (row.id, row.message_id)).collect();
+        let named: Vec<_> = rows
+            .iter()
+            .map(|row| (row.id, row.message_id, Arc::clone(&row.record.topic)))
+            .collect();
         let transaction = Transaction {
             source: Some(SourceTag {
                 source: self.config.source.as_str().into(),
@@ -231,15 +234,30 @@ pub(crate) fn sort(error: oncebox_kafka::Error) -> Error {
     }
 }
 
-fn sort_transact(error: TransactError, rows: &[(i64, uuid::Uuid)]) -> Error {
+fn sort_transact(error: TransactError, rows: &[(i64, uuid::Uuid, Arc<str>)]) -> Error {
     if let Some(refused) = error.refused() {
-        let (id, message_id) = rows.get(refused.index).copied().unwrap_or_default();
+        let (id, message_id) = rows
+            .get(refused.index)
+            .map_or_else(Default::default, |row| (row.0, row.1));
         let reason = format!("{}: {}", refused.code, refused.reason);
         return Stop::Refused {
             id,
             message_id,
             topic: refused.topic.clone(),
             reason,
+        }
+        .into();
+    }
+    if let Some(topic) = error.topic() {
+        // Found by name below; the first row of the topic is the one that stands still.
+        let id = rows
+            .iter()
+            .find(|row| &*row.2 == topic)
+            .map_or(0, |row| row.0);
+        return Stop::TopicRefused {
+            id,
+            topic: topic.to_owned(),
+            reason: error.to_string(),
         }
         .into();
     }

@@ -6,13 +6,17 @@
 use std::fmt;
 
 use oncebox_kafka::Stability;
+use uuid::Uuid;
 
 use crate::config::{Config, Database};
 use crate::error::{Error, Stop};
+use crate::identity;
 use crate::leader;
 use crate::log::{KafkaLog, Log, Producer as _};
 use crate::position::{Checkpoint, Gaps, Position};
-use crate::session::{Mark, PostgresSession, Rewrite, Session, SqliteSession, Written};
+use crate::session::{
+    Deadline, Facts, Mark, PostgresSession, Rewrite, Session, SqliteSession, Written,
+};
 
 /// Where to go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,8 +84,10 @@ pub async fn plan(config: Config, from: From) -> Result<Plan, Error> {
     config.validate()?;
     let log = KafkaLog::new(&config);
     match &config.database {
-        Database::Postgres(_) => plan_with::<PostgresSession, _>(&config, &log, from).await,
-        Database::Sqlite(_) => plan_with::<SqliteSession, _>(&config, &log, from).await,
+        Database::Postgres(_) => {
+            plan_with::<Deadline<PostgresSession>, _>(&config, &log, from).await
+        }
+        Database::Sqlite(_) => plan_with::<Deadline<SqliteSession>, _>(&config, &log, from).await,
     }
 }
 
@@ -96,8 +102,10 @@ pub async fn apply(config: Config, from: From) -> Result<Plan, Error> {
     config.validate()?;
     let log = KafkaLog::new(&config);
     match &config.database {
-        Database::Postgres(_) => apply_with::<PostgresSession, _>(&config, &log, from).await,
-        Database::Sqlite(_) => apply_with::<SqliteSession, _>(&config, &log, from).await,
+        Database::Postgres(_) => {
+            apply_with::<Deadline<PostgresSession>, _>(&config, &log, from).await
+        }
+        Database::Sqlite(_) => apply_with::<Deadline<SqliteSession>, _>(&config, &log, from).await,
     }
 }
 
@@ -109,6 +117,7 @@ pub(crate) async fn plan_with<S: Session, L: Log>(
     let mut session = S::connect(config).await?;
     let checkpoint = log.checkpoint(Stability::Any).await?;
     let mark = session.mark().await?;
+    check(config, &session, &mark, checkpoint.as_ref())?;
     let epoch = next_epoch(&mark, checkpoint.as_ref());
     choose(&mut session, from, &mark, checkpoint, epoch).await
 }
@@ -122,10 +131,13 @@ pub(crate) async fn apply_with<S: Session, L: Log>(
     let cluster_id = log.cluster_id().await?;
     let seen = lease(config, &mut session).await?;
     let first = log.checkpoint(Stability::Any).await?;
+    check(config, &session, &seen, first.as_ref())?;
     let epoch = next_epoch(&seen, first.as_ref());
+    // A choice that is refused is refused before anybody is fenced.
+    choose(&mut session, from, &seen, first, epoch).await?;
     // Whoever led is fenced before anything is written.
     if !session
-        .take(&seen, epoch, &config.source, leader::owner())
+        .take(&seen, epoch, &config.source, &leader::owner())
         .await?
     {
         return Err(Error::Deposed(session.mark().await?.epoch));
@@ -169,6 +181,17 @@ async fn lease<S: Session>(config: &Config, session: &mut S) -> Result<Mark, Err
     Ok(now)
 }
 
+/// What no resume may pass over: another name for the outbox, and an old primary.
+fn check<S: Session>(
+    config: &Config,
+    session: &S,
+    mark: &Mark,
+    checkpoint: Option<&Checkpoint>,
+) -> Result<(), Error> {
+    identity::check_source(config, mark)?;
+    identity::check_timeline(session.server(), checkpoint)
+}
+
 fn next_epoch(mark: &Mark, checkpoint: Option<&Checkpoint>) -> i64 {
     mark.epoch.max(checkpoint.map_or(0, |c| c.epoch)) + 1
 }
@@ -180,73 +203,43 @@ async fn choose<S: Session>(
     checkpoint: Option<Checkpoint>,
     epoch: i64,
 ) -> Result<Plan, Error> {
+    let mine = checkpoint
+        .as_ref()
+        .filter(|c| c.source_id == mark.source_id);
+    let stored = match from {
+        From::Mark => Some(
+            mark.checkpoint
+                .as_ref()
+                .ok_or_else(|| nothing_to_resume("mark"))?,
+        ),
+        From::Checkpoint => {
+            Some(mine.ok_or_else(|| nothing_to_resume("checkpoint of this database"))?)
+        }
+        From::Id(id) => {
+            check_id(id, mark, newest_known(mark, mine))?;
+            None
+        }
+    };
     let known = |stored: Option<&Checkpoint>| {
         stored.map_or_else(Gaps::default, |c| c.position.gaps.clone())
     };
-    let missing = |what: &str| {
-        Error::Config(format!(
-            "there is no {what} to resume from; name an id: --from <id>"
-        ))
-    };
-    let (high, gaps) = match from {
-        From::Mark => {
-            let stored = mark.checkpoint.as_ref().ok_or_else(|| missing("mark"))?;
-            (stored.position.high, known(Some(stored)))
-        }
-        From::Checkpoint => {
-            let stored = checkpoint.as_ref().ok_or_else(|| missing("checkpoint"))?;
-            if stored.source_id != mark.source_id {
-                return Err(Error::Config(
-                    "the checkpoint belongs to another database; resume from the mark or an id"
-                        .to_owned(),
-                ));
-            }
-            (stored.position.high, known(Some(stored)))
-        }
-        From::Id(id) if id < mark.low_water => {
-            let text = format!(
-                "rows up to id {} were cleaned up; the lowest id to resume from is {}",
-                mark.low_water, mark.low_water
-            );
-            return Err(Error::Config(text));
-        }
-        From::Id(id)
-            if newest_known(mark, checkpoint.as_ref()).is_some_and(|known| id > known.high) =>
-        {
-            let text = format!(
-                "id {id} is above everything that was published: the rows in between would be skipped"
-            );
-            return Err(Error::Config(text));
-        }
+    let (wanted, gaps) = match (from, stored) {
         // A known gap is never dropped: its rows may still come.
-        From::Id(id) => (
-            id,
-            known(mark.checkpoint.as_ref()).union(&known(checkpoint.as_ref())),
-        ),
+        (From::Id(id), _) => (id, known(mark.checkpoint.as_ref()).union(&known(mine))),
+        (_, stored) => (stored.map_or(0, |c| c.position.high), known(stored)),
     };
-    let row = session.row_at_or_below(high).await?;
+    let row = session.row_at_or_below(wanted).await?;
     let (high, high_message_id) = row.map_or((0, None), |(id, message_id)| (id, Some(message_id)));
     let gaps = gaps.up_to(high - 1);
     let facts = session.facts(&gaps, high).await?;
-    if from == From::Mark {
-        let settled = mark
-            .checkpoint
-            .as_ref()
-            .map_or(0, |c| c.position.settled.count)
-            - mark.deleted.count;
-        if facts.rows.count > settled {
-            let detail = format!(
-                "{} rows up to id {high}, the mark settled {settled}",
-                facts.rows.count
-            );
-            return Err(Stop::ForeignRows { detail }.into());
-        }
+    if let Some(stored) = stored {
+        check_stored(stored, high, high_message_id, &facts)?;
     }
     // What is there at or below `high` counts as published, together with what was deleted.
     let mut settled = facts.rows;
     settled.count += facts.mark.deleted.count;
     settled.fingerprint ^= facts.mark.deleted.fingerprint;
-    let newest_known = newest_known(mark, checkpoint.as_ref()).cloned();
+    let newest_known = newest_known(mark, mine).cloned();
     let reissued = match newest_known {
         Some(known) => ids_may_be_reissued(session, &known).await?,
         None => false,
@@ -276,13 +269,62 @@ async fn choose<S: Session>(
     })
 }
 
-/// The stored position that reaches highest; one of another database says nothing about this one.
+/// The stored position that reaches highest.
 fn newest_known<'a>(mark: &'a Mark, checkpoint: Option<&'a Checkpoint>) -> Option<&'a Position> {
-    let checkpoint = checkpoint.filter(|c| c.source_id == mark.source_id);
     let stored = mark.checkpoint.iter().chain(checkpoint);
     stored
         .map(|c| &c.position)
         .max_by_key(|position| position.high)
+}
+
+fn nothing_to_resume(what: &str) -> Error {
+    Error::Config(format!(
+        "there is no {what} to resume from; name an id: --from <id>"
+    ))
+}
+
+fn check_id(id: i64, mark: &Mark, newest_known: Option<&Position>) -> Result<(), Error> {
+    let low = mark.low_water;
+    if id < low {
+        return Err(Error::Config(format!(
+            "rows up to id {low} were cleaned up; the lowest id to resume from is {low}"
+        )));
+    }
+    if newest_known.is_some_and(|known| id > known.high) {
+        let text = format!(
+            "id {id} is above everything that was published: the rows in between would be skipped"
+        );
+        return Err(Error::Config(text));
+    }
+    Ok(())
+}
+
+/// A stored position may be resumed from only while its highest row is still that message: once that row was lost, the
+/// ids below it may have been issued again, and nothing tells a new row from a published one.
+fn check_stored(
+    stored: &Checkpoint,
+    high: i64,
+    message_id: Option<Uuid>,
+    facts: &Facts,
+) -> Result<(), Error> {
+    let position = &stored.position;
+    if (high, message_id) != (position.high, position.high_message_id) {
+        let text = format!(
+            "the highest row of that position, id {}, is gone or is another message: rows whose ids were issued again could not \
+             be told from published ones. Name the last id that is surely old: --from <id>",
+            position.high
+        );
+        return Err(Error::Config(text));
+    }
+    let settled = position.settled.without(facts.mark.deleted);
+    if facts.rows.count > settled.count {
+        let detail = format!(
+            "{} rows up to id {high}, the position settled {}",
+            facts.rows.count, settled.count
+        );
+        return Err(Stop::ForeignRows { detail }.into());
+    }
+    Ok(())
 }
 
 /// The highest published row is gone, or the sequence stands below it: its id was or will be given to another message.

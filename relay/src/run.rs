@@ -13,7 +13,7 @@ use crate::leader::{self, Lease, Task, Term};
 use crate::log::{KafkaLog, Log, Producer};
 use crate::position::Checkpoint;
 use crate::reader::Batch;
-use crate::session::{PostgresSession, Session, SqliteSession};
+use crate::session::{Deadline, PostgresSession, Session, SqliteSession};
 
 /// How long a relay runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,12 +59,12 @@ pub async fn run(
     let log = KafkaLog::new(&config);
     let result = match &config.database {
         Database::Postgres(_) => {
-            Relay::<PostgresSession, _>::new(config, mode, log, health.clone(), shutdown)
+            Relay::<Deadline<PostgresSession>, _>::new(config, mode, log, health.clone(), shutdown)
                 .run()
                 .await
         }
         Database::Sqlite(_) => {
-            Relay::<SqliteSession, _>::new(config, mode, log, health.clone(), shutdown)
+            Relay::<Deadline<SqliteSession>, _>::new(config, mode, log, health.clone(), shutdown)
                 .run()
                 .await
         }
@@ -82,6 +82,8 @@ pub(crate) struct Relay<S, L> {
     health: Health,
     shutdown: CancellationToken,
     log: L,
+    /// Names this relay in the lease.
+    owner: String,
     /// Stood by or led once: from then on, what passes by itself is waited for.
     settled: bool,
     /// Grows with every failure in a row.
@@ -104,6 +106,7 @@ impl<S: Session, L: Log> Relay<S, L> {
             health,
             shutdown,
             log,
+            owner: leader::owner(),
             settled: false,
             back_off,
             session: std::marker::PhantomData,
@@ -145,7 +148,7 @@ impl<S: Session, L: Log> Relay<S, L> {
             config,
             &mut keeper,
             &self.log,
-            &cluster_id,
+            (&cluster_id, &self.owner),
             wait,
             health,
             &self.shutdown,

@@ -4,6 +4,7 @@
 //! writes the mark. Neither comes from a pool, and neither may go through a transaction pooler.
 
 mod copy;
+mod deadline;
 mod postgres;
 mod sqlite;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 use oncebox_kafka::Record;
 use uuid::Uuid;
 
+pub(crate) use deadline::Deadline;
 pub(crate) use postgres::PostgresSession;
 pub(crate) use sqlite::SqliteSession;
 

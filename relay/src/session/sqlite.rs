@@ -19,8 +19,8 @@ use crate::config::{Config, Database};
 use crate::error::{Error, Stop};
 use crate::position::{Checkpoint, Gaps, Holders, Tally};
 
-/// Writers queue; a relay waits this long for its turn.
-const BUSY: Duration = Duration::from_secs(5);
+/// Writers queue; a relay waits this long for its turn. Nobody else can take the lease meanwhile.
+const BUSY: Duration = Duration::from_secs(25);
 
 /// One session.
 pub(crate) struct SqliteSession {
