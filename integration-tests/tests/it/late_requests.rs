@@ -70,7 +70,7 @@ impl Stage {
             topic: self.topic.clone(),
             partition: 0,
             offset,
-            metadata: text.to_owned(),
+            metadata: String::new(),
         };
         Transaction {
             source: None,
@@ -109,6 +109,24 @@ impl Stage {
         let done = producer.transact(self.transaction("a", 5)).await.unwrap();
         assert_eq!(held.hits(), 1);
         assert_eq!(done.tainted.is_some(), self.cure, "{done:?}");
+        if !self.cure {
+            return (producer, held);
+        }
+        producer.close().await;
+        (self.open().await, held)
+    }
+
+    /// The same, but A is aborted, because its checkpoint is too large, and it is the abort's EndTxn that is held.
+    async fn abort_a(&self) -> (TransactionalProducer, Rule) {
+        let producer = self.open().await;
+        let held = self.proxy.on_request(api::END_TXN).times(1).hold();
+        let mut a = self.transaction("a", 5);
+        if let Some(offsets) = &mut a.offsets {
+            offsets.metadata = "x".repeat(5_000);
+        }
+        let aborted = producer.transact(a).await.unwrap_err();
+        assert_eq!(held.hits(), 1, "{aborted}");
+        assert_eq!(aborted.needs_rebuild(), self.cure, "{aborted}");
         if !self.cure {
             return (producer, held);
         }
@@ -219,4 +237,28 @@ async fn g3_a_late_txnoffsetcommit_is_refused_with_the_cure() {
     assert_eq!(answer.error_code(), OLD_EPOCH);
     assert!(committed);
     assert_eq!(stage.checkpoint(Stability::Stable).await, 10);
+}
+
+/// A late EndTxn(abort) of A, let go after B's records and before its checkpoint: B says it committed, its checkpoint is
+/// there, and its records are aborted. A relay would go on and never publish them.
+#[tokio::test]
+async fn g2_a_late_abort_loses_the_next_transaction_without_the_cure() {
+    let stage = Stage::new(false).await;
+    let (producer, held) = stage.abort_a().await;
+    let (committed, answer) = stage.run_b(producer, held, api::ADD_OFFSETS_TO_TXN).await;
+    assert_eq!(answer.error_code(), Some(0), "accepted");
+    assert!(committed, "and B says it committed");
+    assert_eq!(stage.checkpoint(Stability::Stable).await, 10);
+    assert!(stage.visible().await.is_empty(), "the damage: B is lost");
+}
+
+#[tokio::test]
+async fn g2_a_late_abort_is_refused_with_the_cure() {
+    let stage = Stage::new(true).await;
+    let (producer, held) = stage.abort_a().await;
+    let (committed, answer) = stage.run_b(producer, held, api::ADD_OFFSETS_TO_TXN).await;
+    assert_eq!(answer.error_code(), OLD_EPOCH);
+    assert!(committed);
+    assert_eq!(stage.checkpoint(Stability::Stable).await, 10);
+    assert_eq!(stage.visible().await, ["b"]);
 }
