@@ -85,7 +85,35 @@ pub async fn uncommitted(bootstrap: &str, topic: &str) -> Vec<Record> {
     }
 }
 
+/// How many records of the topic a `read_committed` consumer sees, without keeping them.
+///
+/// # Errors
+/// As [`read`].
+pub async fn count_committed(bootstrap: &str, topic: &str) -> Result<usize> {
+    let (bootstrap, topic) = (bootstrap.to_owned(), topic.to_owned());
+    tokio::task::spawn_blocking(move || {
+        let mut count = 0;
+        visit(&bootstrap, &topic, Isolation::ReadCommitted, |_| count += 1)?;
+        Ok(count)
+    })
+    .await?
+}
+
 fn read_blocking(bootstrap: &str, topic: &str, isolation: Isolation) -> Result<Vec<Record>> {
+    let mut records = Vec::new();
+    visit(bootstrap, topic, isolation, |message| {
+        records.push(record(message));
+    })?;
+    records.sort_by_key(|r| (r.partition, r.offset));
+    Ok(records)
+}
+
+fn visit(
+    bootstrap: &str,
+    topic: &str,
+    isolation: Isolation,
+    mut take: impl FnMut(&BorrowedMessage<'_>),
+) -> Result<()> {
     let consumer: BaseConsumer = ClientConfig::new()
         .set("bootstrap.servers", bootstrap)
         .set("group.id", "oncebox-test-reader")
@@ -122,7 +150,6 @@ fn read_blocking(bootstrap: &str, topic: &str, isolation: Isolation) -> Result<V
         }
     }
     consumer.assign(&assignment)?;
-    let mut records = Vec::new();
     let deadline = Instant::now() + patience;
     while !ends.is_empty() {
         if Instant::now() > deadline {
@@ -133,7 +160,7 @@ fn read_blocking(bootstrap: &str, topic: &str, isolation: Isolation) -> Result<V
             Some(Ok(message)) => {
                 let (partition, offset) = (message.partition(), message.offset());
                 if ends.get(&partition).is_some_and(|end| offset < *end) {
-                    records.push(record(&message));
+                    take(&message);
                 }
                 if ends.get(&partition).is_some_and(|end| offset + 1 >= *end) {
                     ends.remove(&partition);
@@ -145,8 +172,7 @@ fn read_blocking(bootstrap: &str, topic: &str, isolation: Isolation) -> Result<V
             Some(Err(other)) => return Err(other).context("cannot read"),
         }
     }
-    records.sort_by_key(|r| (r.partition, r.offset));
-    Ok(records)
+    Ok(())
 }
 
 fn record(message: &BorrowedMessage<'_>) -> Record {
