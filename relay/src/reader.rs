@@ -260,3 +260,6 @@ fn next_rows(rows: usize, read: usize, bytes: usize, config: &Config) -> usize {
     let fits = config.max_batch_bytes / (bytes / read.max(1)).max(1);
     (rows * 2).min(config.max_batch_rows).min(fits.max(1))
 }
+
+#[cfg(test)]
+mod tests;

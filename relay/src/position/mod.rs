@@ -6,6 +6,8 @@
 
 mod format;
 mod gaps;
+#[cfg(test)]
+pub(crate) mod model;
 mod tracker;
 
 pub use format::{Checkpoint, FormatError};
