@@ -41,9 +41,6 @@ const INTEGRATION: &str = "oncebox-integration-tests";
 /// How long a test may take: without the sabotage none takes half of it.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// How long the integration tests wait for what will not happen: `source::PATIENCE`.
-const PATIENCE: (&str, &str) = ("ONCEBOX_TEST_PATIENCE", "20");
-
 /// Tries the patches whose names begin with one of the arguments, or all of them.
 pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
     let root = crate::workspace();
@@ -199,7 +196,6 @@ impl Stage {
         command
             .args(["--exact", &patch.test, "--show-output"])
             .current_dir(&program.dir)
-            .env(PATIENCE.0, PATIENCE.1)
             .stdin(Stdio::null())
             .stdout(File::create(&out)?)
             .stderr(File::create(&err)?);
