@@ -103,11 +103,20 @@ impl Partition {
             Phase::Unowned => Some(Work::Take),
             Phase::Unsure(known) => Some(Work::Check(known)),
             Phase::Working(known) => match (self.queue.front(), &self.failing) {
-                (Some(_), Some(failing)) if failing.given_up.is_some() => Some(Work::Bury(known)),
+                (Some(head), Some(failing))
+                    if failing.offset == head.offset && failing.given_up.is_some() =>
+                {
+                    Some(Work::Bury(known))
+                }
                 (Some(_), _) => Some(Work::Deliver(known)),
                 (None, _) => (now >= self.verified + check).then_some(Work::Check(known)),
             },
         }
+    }
+
+    /// Whether nothing failed since the last success: its ownership goes before everything else, once.
+    pub(crate) fn is_fresh(&self) -> bool {
+        self.setbacks == 0
     }
 
     /// When [`Partition::work`] may have an answer without a message coming.
@@ -169,7 +178,11 @@ impl Partition {
     /// Why the head of the queue is written off, and after how many attempts.
     pub(crate) fn obituary(&self) -> Option<(&Message, u32, &str)> {
         let message = self.queue.front()?;
-        let failing = self.failing.as_ref()?;
+        // G5: what was given up is one message, not whatever comes first after the position went back.
+        let failing = self
+            .failing
+            .as_ref()
+            .filter(|f| f.offset == message.offset)?;
         Some((message, failing.attempts, failing.given_up.as_deref()?))
     }
 
@@ -181,8 +194,12 @@ impl Partition {
         self.due = now;
     }
 
-    /// A transaction was committed; `known` is the position now.
+    /// A transaction was committed; `known` is the position now. Says nothing about a partition that was given up
+    /// meanwhile: that one is taken again.
     pub(crate) fn settled(&mut self, known: Known, now: Instant) {
+        if matches!(self.phase, Phase::Unowned) {
+            return;
+        }
         self.setbacks = 0;
         self.adopt(known, now);
     }
@@ -246,6 +263,7 @@ impl Partition {
     pub(crate) fn lost(&mut self, jitter: f64, now: Instant) {
         self.phase = Phase::Unowned;
         self.queue.clear();
+        self.failing = None;
         self.outage(jitter, now);
     }
 
@@ -274,5 +292,75 @@ impl Partition {
         if self.failing.as_ref().is_some_and(|f| f.offset < known.next) {
             self.failing = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(offset: i64) -> Message {
+        Message {
+            topic: "orders".into(),
+            partition: 0,
+            offset,
+            timestamp_ms: -1,
+            key: None,
+            payload: None,
+            headers: vec![],
+        }
+    }
+
+    fn known(next: i64) -> Known {
+        Known {
+            owner: uuid::Uuid::nil(),
+            next,
+            seq: 1,
+        }
+    }
+
+    fn owned(next: i64) -> Partition {
+        let now = Instant::now();
+        let key = Key {
+            consumer: "c".into(),
+            topic: "orders".into(),
+            partition: 0,
+        };
+        let mut partition = Partition::new(key, 1, now);
+        partition.owned(known(next), "t".to_owned(), now);
+        partition
+    }
+
+    #[test]
+    fn g5_what_was_given_up_before_a_loss_is_not_buried_in_another_messages_place() {
+        let mut partition = owned(20);
+        partition.receive(message(20));
+        partition.unusable("poison".to_owned());
+        let (now, check) = (Instant::now(), Duration::from_secs(60));
+        assert!(matches!(partition.work(now, check), Some(Work::Bury(_))));
+        // The database lost commits: the row says 10.
+        partition.lost(0.0, now);
+        let later = now + Duration::from_secs(60);
+        partition.owned(known(10), "t".to_owned(), later);
+        partition.receive(message(10));
+        assert!(matches!(
+            partition.work(later, check * 9),
+            Some(Work::Deliver(_))
+        ));
+        assert!(partition.obituary().is_none());
+    }
+
+    #[test]
+    fn g10_a_late_result_does_not_revive_a_partition_that_was_given_up() {
+        let mut partition = owned(20);
+        partition.receive(message(20));
+        let now = Instant::now();
+        partition.lost(0.0, now);
+        partition.settled(known(21), now);
+        assert_eq!(
+            partition.next(),
+            None,
+            "it is taken again, which compares the position with Kafka"
+        );
     }
 }

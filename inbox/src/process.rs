@@ -274,8 +274,10 @@ impl<D: InboxStore> Processor<D> {
                 });
                 Outcome::Settled(to, settled)
             }
-            // A deferred constraint: the server has said that it did not commit.
-            Err(e) if class(&e) == Class::Data => Outcome::Failed(e.into()),
+            // A deferred constraint or trigger: the server has said that it did not commit.
+            Err(e) if e.as_database_error().is_some() && class(&e) != Class::Outage => {
+                Outcome::Failed(e.into())
+            }
             Err(e) => {
                 tracing::warn!(error = %e, "no answer to a commit, the position row will tell");
                 Outcome::Unsure("the answer to a commit was lost")

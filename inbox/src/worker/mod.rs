@@ -122,7 +122,8 @@ impl<D: InboxStore, F: Feed> Worker<D, F> {
                 Work::Bury(known) => self.bury(&id, known)?,
             }
         }
-        let takes_are_due = matches!(self.choose(Instant::now()), Some((_, Work::Take)));
+        let next = self.choose(Instant::now());
+        let takes_are_due = next.is_some_and(|(id, work)| self.goes_first(&id, &work));
         if self.reassign && !takes_are_due {
             self.assign()?;
         }
@@ -131,7 +132,13 @@ impl<D: InboxStore, F: Feed> Worker<D, F> {
         Ok(())
     }
 
-    /// The next partition with something to do, in turn. Ownership first: Kafka delivers nothing before.
+    /// Ownership first: Kafka delivers nothing before. But only where it did not fail yet: a partition without a leader
+    /// takes seconds to say so, and must not starve the others (G9).
+    fn goes_first(&self, id: &Id, work: &Work) -> bool {
+        *work == Work::Take && self.partitions.get(id).is_some_and(Partition::is_fresh)
+    }
+
+    /// The next partition with something to do, in turn.
     fn choose(&self, now: Instant) -> Option<(Id, Work)> {
         let check = self.settings.check_interval;
         let ready = |(id, p): (&Id, &Partition)| p.work(now, check).map(|work| (id.clone(), work));
@@ -144,7 +151,9 @@ impl<D: InboxStore, F: Feed> Worker<D, F> {
             .iter()
             .filter(|(id, _)| Some(*id) <= self.last.as_ref());
         let mut ready: Vec<_> = after.chain(before).filter_map(ready).collect();
-        let take = ready.iter().position(|(_, work)| *work == Work::Take);
+        let take = ready
+            .iter()
+            .position(|(id, work)| self.goes_first(id, work));
         (!ready.is_empty()).then(|| ready.swap_remove(take.unwrap_or(0)))
     }
 
