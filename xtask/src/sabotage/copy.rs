@@ -49,9 +49,10 @@ impl Copy {
             }
         }
         // what the tests keep in `target`, Kafka's jars above all, is shared with the tree
-        let shared = root.join("target");
-        if !shared.exists() {
-            std::os::unix::fs::symlink(from.join("target"), &shared)?;
+        let (shared, wanted) = (root.join("target"), from.join("target"));
+        if std::fs::read_link(&shared).ok().as_ref() != Some(&wanted) {
+            let _ = std::fs::remove_file(&shared);
+            std::os::unix::fs::symlink(wanted, shared)?;
         }
         Ok(Self { root })
     }
