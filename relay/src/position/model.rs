@@ -23,6 +23,8 @@ pub(crate) struct Db {
     pub(crate) next_id: i64,
     pub(crate) begun: usize,
     pub(crate) restarts: usize,
+    /// The server does not restart.
+    pub(crate) steady: bool,
     pub(crate) rows: BTreeMap<i64, usize>,
     pub(crate) rolled_back: BTreeSet<i64>,
 }
@@ -52,7 +54,7 @@ impl Db {
             }
             6..=7 => self.end(rng, true),
             8 => self.end(rng, false),
-            9 if rng.random_bool(0.2) => self.restart(rng),
+            9 if !self.steady && rng.random_bool(0.2) => self.restart(rng),
             _ => {}
         }
     }
