@@ -30,8 +30,11 @@ struct World {
     last_id: Option<i64>,
     /// Rows were looked at so often.
     row_looks: usize,
-    script: Vec<(usize, When, fn(&mut Db))>,
+    script: Vec<(usize, When, Event)>,
 }
+
+/// What happens to the database by itself.
+type Event = fn(&mut Db);
 
 /// When something of a script happens: just before a look at the rows, or just after it.
 #[derive(Clone, Copy, PartialEq)]
@@ -332,7 +335,7 @@ async fn g2_g4_committed_means_read_once_and_in_order_whatever_happens_between_t
 #[tokio::test]
 async fn g2_holders_are_looked_at_before_the_rows_and_again_after_them() {
     let session = ModelSession::new(0);
-    let comes: fn(&mut Db) = |db| {
+    let comes: Event = |db| {
         db.next_id = 2;
         db.open.push(Tx {
             name: "3/1".to_owned(),
@@ -341,7 +344,7 @@ async fn g2_holders_are_looked_at_before_the_rows_and_again_after_them() {
         });
         db.rows.insert(2, 1);
     };
-    let ends: fn(&mut Db) = |db| {
+    let ends: Event = |db| {
         db.rows.insert(1, 0);
         db.open.clear();
     };
