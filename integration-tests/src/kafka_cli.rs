@@ -59,15 +59,15 @@ pub async fn console_consumer(bootstrap: &str, topic: &str, idle_ms: u32) -> Res
             "read_committed",
             "--timeout-ms",
             &idle,
-            "--formatter-property",
+            "--property",
             "print.partition=true",
-            "--formatter-property",
+            "--property",
             "print.offset=true",
-            "--formatter-property",
+            "--property",
             "print.headers=true",
-            "--formatter-property",
+            "--property",
             "print.key=true",
-            "--formatter-property",
+            "--property",
             "headers.separator=,",
         ],
     )
@@ -132,7 +132,7 @@ pub async fn describe_transaction(bootstrap: &str, transactional_id: &str) -> Re
     .await
 }
 
-/// `kafka-acls` with these arguments, for instance `["--add", "--deny-principal", "User:alice", "--operation", "Write",
+/// `kafka-acls` with these arguments, for instance `["--add", "--allow-principal", "User:alice", "--operation", "Write",
 /// "--topic", "orders"]`. Who comes through the plain listener is a super user.
 ///
 /// # Errors
@@ -140,5 +140,5 @@ pub async fn describe_transaction(bootstrap: &str, transactional_id: &str) -> Re
 pub async fn acls(bootstrap: &str, arguments: &[&str]) -> Result<String> {
     let mut all = vec!["--bootstrap-server", bootstrap];
     all.extend(arguments);
-    run("kafka.admin.AclCommand", &all).await
+    run("org.apache.kafka.tools.AclCommand", &all).await
 }

@@ -16,7 +16,8 @@ use super::scratch::Scratch;
 use super::server_properties::{BrokerPorts, Cluster};
 use super::{images, jars, ports};
 
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Three Java machines on two busy cores take their time.
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A private cluster. Defaults to one broker and no further properties.
 #[derive(Clone, Debug)]
@@ -124,8 +125,8 @@ impl Kafka {
         &self.bootstrap
     }
 
-    /// The bootstrap address of the SASL/PLAIN listener ([`super::SASL_USER`], [`super::SASL_PASSWORD`]). Whoever comes there is
-    /// subject to ACLs; a resource without an ACL is open to everybody. `None` for a foreign cluster.
+    /// The bootstrap address of the SASL/PLAIN listener, where ACLs count ([`super::SASL_ADMIN`],
+    /// [`super::SASL_USER`]). `None` for a foreign cluster.
     pub fn sasl_bootstrap(&self) -> Option<&str> {
         self.sasl_bootstrap.as_deref()
     }
@@ -304,13 +305,14 @@ impl Kafka {
 
 /// Formats the data directory when it is empty, then becomes the broker.
 fn start_script(dir: &Path, class_path: &str, log_config: &Path, cluster: &Cluster) -> String {
-    let heap = if cluster.ports.len() == 1 {
-        "1g"
+    // three brokers share the machine: less memory, and no optimising compiler to compete with their start
+    let options = if cluster.ports.len() == 1 {
+        "-Xmx1g"
     } else {
-        "512m"
+        "-Xmx512m -XX:TieredStopAtLevel=1"
     };
     let java = format!(
-        "java -Xmx{heap} -cp '{class_path}' -Dlog4j2.configurationFile={}",
+        "java {options} -cp '{class_path}' -Dlog4j2.configurationFile={}",
         log_config.display()
     );
     let dir = dir.display();

@@ -28,7 +28,7 @@ pub use self::choice::{KAFKA, KAFKA_PROXY, KAFKA_SASL, POSTGRES_URL, Runner, SER
 pub use self::database::Database;
 pub use self::kafka::{Kafka, KafkaOptions, Route};
 pub use self::postgres::{PASSWORD_ROLE, Postgres, PostgresOptions};
-pub use self::server_properties::{SASL_PASSWORD, SASL_USER};
+pub use self::server_properties::{SASL_ADMIN, SASL_USER};
 
 /// The shared PostgreSQL.
 ///

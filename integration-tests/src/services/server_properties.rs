@@ -7,10 +7,10 @@ use anyhow::Result;
 
 use super::kafka::Route;
 
-/// User of the SASL/PLAIN listener.
-pub const SASL_USER: &str = "alice";
-/// Her password.
-pub const SASL_PASSWORD: &str = "alice-secret";
+/// User and password of the SASL/PLAIN listener: a super user.
+pub const SASL_ADMIN: (&str, &str) = ("admin", "admin-secret");
+/// User and password of the SASL/PLAIN listener: without any right until an ACL gives one.
+pub const SASL_USER: (&str, &str) = ("alice", "alice-secret");
 
 /// How many tests of a process can stand behind a proxy at the same time.
 const SLOTS: usize = 6;
@@ -167,14 +167,17 @@ num.network.threads=2
 auto.create.topics.enable=false
 sasl.enabled.mechanisms=PLAIN
 listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required \
-user_{SASL_USER}=\"{SASL_PASSWORD}\";
+user_{admin}=\"{admin_password}\" user_{user}=\"{user_password}\";
 authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer
-super.users=User:ANONYMOUS
-allow.everyone.if.no.acl.found=true
+super.users=User:ANONYMOUS;User:{admin}
 ",
             id = index + 1,
             dir = dir.display(),
             min_isr = if brokers > 1 { 2 } else { 1 },
+            admin = SASL_ADMIN.0,
+            admin_password = SASL_ADMIN.1,
+            user = SASL_USER.0,
+            user_password = SASL_USER.1,
         );
         for (name, value) in &self.properties {
             let _ = writeln!(text, "{name}={value}");

@@ -6,7 +6,6 @@ pub(super) const SUITES: &[&str] = &[
     "oncebox command",
     "oncebox demo",
     "oncebox embedded",
-    "oncebox doc",
     "oncebox-inbox unit",
     "oncebox-inbox it",
     "oncebox-inbox doc",
