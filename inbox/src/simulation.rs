@@ -66,6 +66,8 @@ struct World {
     processes: Vec<Process>,
     generation: u64,
     tokens: u128,
+    /// Messages whose handler failed for the last time: only these may become dead letters.
+    given_up: BTreeSet<u32>,
     faults: bool,
     trace: Vec<String>,
 }
@@ -96,6 +98,7 @@ impl World {
             processes: (0..PROCESSES).map(|_| Process::default()).collect(),
             generation: 0,
             tokens: 0,
+            given_up: BTreeSet::new(),
             faults: true,
             trace: Vec::new(),
         };
@@ -287,8 +290,12 @@ impl World {
         // Every fifth message is poison.
         if fresh && !letter && (id % 5 == 4 || self.chance(0.1)) {
             let fatal = id % 2 == 0;
-            self.part(i)
+            let again = self
+                .part(i)
                 .failed("no".into(), fatal, &POLICY, jitter, now);
+            if !again {
+                self.given_up.insert(id);
+            }
             return;
         }
         self.processes[i].open = Some(Open {
@@ -351,6 +358,11 @@ impl World {
         row.seq = open.to.seq;
         if open.fresh {
             assert!(self.database.marks.insert(open.id), "the mark is unique");
+            assert!(
+                !open.letter || self.given_up.contains(&open.id),
+                "message {} is written off, but another one was given up",
+                open.id
+            );
             let table = if open.letter {
                 &mut self.database.letters
             } else {

@@ -84,7 +84,6 @@ pub enum Error {
         scheme: String,
     },
     /// The database said no, or was not there.
-    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     #[error("could not {doing}: {source}")]
     Database {
         /// What was being done.
@@ -94,7 +93,6 @@ pub enum Error {
     },
 }
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
 impl Error {
     pub(crate) fn database(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Self {
         move |source| Self::Database { doing, source }

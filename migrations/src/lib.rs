@@ -34,9 +34,11 @@
 //! header codec and SQL text only.
 
 mod catalog;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod error;
 mod names;
 mod print;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod status;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod url;
@@ -48,9 +50,11 @@ pub mod postgres;
 pub mod sqlite;
 
 pub use catalog::LATEST;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use error::Error;
 pub use names::{Names, NamesError};
 pub use print::{grants, sql};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use status::{Applied, Report, Status};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub use url::{migrate, status};

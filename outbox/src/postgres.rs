@@ -1,5 +1,7 @@
 //! PostgreSQL: one INSERT, and an advisory lock for the order of a key.
 
+use std::sync::Arc;
+
 use oncebox_migrations::{Dialect, Names};
 use sha2::{Digest, Sha256};
 use sqlx::{AssertSqlSafe, PgConnection, Postgres, SqlSafeStr, SqlStr};
@@ -31,8 +33,8 @@ impl Statements {
              WITH ORDINALITY AS m (message_id, topic, key, payload, headers, n) ORDER BY m.n"
         );
         Self {
-            insert: AssertSqlSafe(insert).into_sql_str().clone(),
-            insert_all: AssertSqlSafe(insert_all).into_sql_str().clone(),
+            insert: AssertSqlSafe(Arc::<str>::from(insert)).into_sql_str(),
+            insert_all: AssertSqlSafe(Arc::<str>::from(insert_all)).into_sql_str(),
         }
     }
 }

@@ -1,5 +1,7 @@
 //! SQLite: the write lock of the database is the lock of every key.
 
+use std::sync::Arc;
+
 use oncebox_migrations::{Dialect, Names};
 use sqlx::{AssertSqlSafe, SqlSafeStr, SqlStr, Sqlite, SqliteConnection};
 
@@ -33,9 +35,7 @@ impl Statements {
 
 fn insert_rows(prefix: &str, rows: usize) -> SqlStr {
     let rows = vec!["(?, ?, ?, ?, ?)"; rows].join(", ");
-    AssertSqlSafe(format!("{prefix}{rows}"))
-        .into_sql_str()
-        .clone()
+    AssertSqlSafe(Arc::<str>::from(format!("{prefix}{rows}"))).into_sql_str()
 }
 
 impl Store for Sqlite {

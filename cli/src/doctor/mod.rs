@@ -10,6 +10,8 @@ mod postgres;
 pub mod report;
 mod sqlite;
 
+use std::time::Duration;
+
 use self::report::Checks;
 use crate::args::Doctor;
 use crate::commands::print;
@@ -46,7 +48,7 @@ pub(crate) async fn run(args: &Doctor, settings: &Settings) -> Result<(), Failur
         (Some(cluster), Ok(config)) => kafka::topics(&config, cluster, &wanted).await,
         _ => skipped("topics", "Kafka did not answer"),
     };
-    let checks = together(source, database, broker, topics);
+    let checks = together(source, settings.relay.lease, database, broker, topics);
     print(&if args.json {
         checks.json()
     } else {
@@ -62,6 +64,7 @@ pub(crate) async fn run(args: &Doctor, settings: &Settings) -> Result<(), Failur
 /// The checks that need both sides.
 fn together(
     source: Option<&str>,
+    lease: Duration,
     database: database::Findings,
     broker: kafka::Findings,
     topics: Checks,
@@ -86,7 +89,7 @@ fn together(
         (.., None) => {}
     }
     match &database.mark {
-        Some((first, later)) => position::leader(&mut checks, first, later),
+        Some((first, later)) => position::leader(&mut checks, first, later, lease),
         None => checks.skip("leader", "no mark to read"),
     }
     checks

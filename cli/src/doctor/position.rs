@@ -1,5 +1,7 @@
 //! Do the database's mark and Kafka's checkpoint belong together? Pure.
 
+use std::time::Duration;
+
 use oncebox_relay::position::Checkpoint;
 use uuid::Uuid;
 
@@ -113,29 +115,46 @@ pub fn judge(
     }
 }
 
-/// Says who leads. `later` is the mark read again after a moment.
-pub fn leader(checks: &mut Checks, mark: &Mark, later: &Mark) {
-    let name = later.owner.as_deref().unwrap_or("unknown");
-    if later.epoch == 0 {
-        checks.warn(
+/// Says who leads. `later` is the mark read again after a moment; a leader is believed for as long as its `lease`.
+pub fn leader(checks: &mut Checks, mark: &Mark, later: &Mark, lease: Duration) {
+    let renewed = (mark.epoch, mark.renewal) != (later.epoch, later.renewal);
+    match &later.owner {
+        Some(name) if renewed => {
+            checks.ok(
+                "leader",
+                format!("{name} leads (epoch {}), renewed just now", later.epoch),
+            );
+        }
+        Some(name) if later.age_seconds <= lease.as_secs_f64() => checks.ok(
             "leader",
-            "no relay has led this outbox yet",
-            "start `oncebox relay`",
-        );
-    } else if (mark.epoch, mark.renewal) != (later.epoch, later.renewal) {
-        checks.ok(
-            "leader",
-            format!("{name} leads (epoch {}), renewed just now", later.epoch),
-        );
-    } else {
-        checks.warn(
+            format!(
+                "{name} leads (epoch {}), renewed {:.1} s ago",
+                later.epoch, later.age_seconds
+            ),
+        ),
+        Some(name) => checks.warn(
             "leader",
             format!(
                 "nobody renews the lease: the last leader was {name} (epoch {}), {:.0} s ago",
                 later.epoch, later.age_seconds
             ),
             "start `oncebox relay`, or look at its log",
-        );
+        ),
+        None if later.epoch == 0 => {
+            checks.warn(
+                "leader",
+                "no relay has led this outbox yet",
+                "start `oncebox relay`",
+            );
+        }
+        None => checks.warn(
+            "leader",
+            format!(
+                "nobody leads: the lease was given back {:.0} s ago",
+                later.age_seconds
+            ),
+            "start `oncebox relay`",
+        ),
     }
 }
 
@@ -242,17 +261,21 @@ mod tests {
     }
 
     #[test]
-    fn the_leader_is_who_renews() {
+    fn the_leader_is_who_renews_or_did_within_the_lease() {
         let status = |a: &Mark, b: &Mark| {
             let mut checks = Checks::default();
-            leader(&mut checks, a, b);
+            leader(&mut checks, a, b, Duration::from_secs(3));
             checks.iter().next().unwrap().status
         };
-        let renewed = Mark {
-            renewal: 1,
+        let led = |renewal, age_seconds| Mark {
+            owner: Some("a".into()),
+            renewal,
+            age_seconds,
             ..mark(7)
         };
-        assert_eq!(status(&mark(7), &renewed), Status::Ok);
+        assert_eq!(status(&led(1, 0.0), &led(2, 9.0)), Status::Ok);
+        assert_eq!(status(&led(1, 0.0), &led(1, 1.6)), Status::Ok);
+        assert_eq!(status(&led(1, 8.0), &led(1, 9.6)), Status::Warn);
         assert_eq!(status(&mark(7), &mark(7)), Status::Warn);
         assert_eq!(status(&Mark::default(), &Mark::default()), Status::Warn);
     }

@@ -75,14 +75,13 @@ async fn responses(
 ) -> Result<()> {
     let mut broker = BufReader::new(broker);
     while let Some(mut response) = read_frame(&mut broker).await? {
-        if let Some(correlation) = response.first_chunk().map(|id| i32::from_be_bytes(*id)) {
-            if upgraded
+        if let Some(correlation) = response.first_chunk().map(|id| i32::from_be_bytes(*id))
+            && upgraded
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .remove(&correlation)
-            {
-                end_txn::downgrade(&mut response);
-            }
+        {
+            end_txn::downgrade(&mut response);
         }
         write_frame(&mut client, &response).await?;
     }

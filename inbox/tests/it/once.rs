@@ -168,3 +168,39 @@ async fn a_restored_database_gets_what_it_lost_again() {
     let expected: Vec<String> = (0..10).map(|n| n.to_string()).collect();
     assert_eq!(scene.effects().await, expected);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g6_a_transaction_that_began_before_the_row_was_taken_is_rejected() {
+    let Some(scene) = Scene::new(1).await else {
+        return;
+    };
+    scene.publish_numbers(0..3).await;
+    let (go, wait) = channel::<()>();
+    let wait = Mutex::new(wait);
+    let calls = std::sync::Arc::new(Mutex::new(Vec::new()));
+    let seen = std::sync::Arc::clone(&calls);
+    let hook = at(Step::Handled, 2, move || {
+        let _ = wait.lock().unwrap().recv();
+    });
+    let running = Running::new(scene.inbox().on_step(hook).handle(move |tx, delivery| {
+        seen.lock().unwrap().push(delivery.offset);
+        Box::pin(effect(tx, delivery))
+    }));
+    until(async || calls.lock().unwrap().len() == 2).await;
+    // What a new owner does first.
+    sqlx::query("UPDATE oncebox_position SET owner = gen_random_uuid(), seq = seq + 1")
+        .execute(&scene.pool)
+        .await
+        .unwrap();
+    go.send(()).unwrap();
+    scene.effects_reach(3).await;
+    let stats = running.stats.clone();
+    running.stop().await.unwrap();
+    assert_eq!(scene.effects().await, ["0", "1", "2"]);
+    assert_eq!(
+        *calls.lock().unwrap(),
+        [0, 1, 1, 2],
+        "handled again after the rejection"
+    );
+    assert_eq!(stats.ownership(), 2);
+}

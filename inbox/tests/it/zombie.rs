@@ -1,7 +1,7 @@
 //! A consumer that was stopped in the middle of a message and wakes up after its partition has moved on (G6). The zombie is a
 //! process of its own: this test binary, started again and stopped with SIGSTOP.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,9 @@ async fn child_process() {
     let [url, bootstrap, topic, consumer, step, idle_limit] =
         arguments.split('|').collect::<Vec<_>>().try_into().unwrap();
     let step: Step = step.parse().unwrap();
+    tracing_subscriber::fmt()
+        .with_writer(|| HardOfHearing)
+        .init();
     let kafka = oncebox_kafka::Config::new(bootstrap)
         .set("session.timeout.ms", "6000")
         .set("heartbeat.interval.ms", "500");
@@ -46,6 +49,23 @@ async fn child_process() {
         .run(CancellationToken::new())
         .await
         .unwrap();
+}
+
+/// Where the zombie's log goes: it takes some seconds to write down that its partition was revoked. Until then it works on, so
+/// that the database, and not the group, has to stop it.
+struct HardOfHearing;
+
+impl Write for HardOfHearing {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        if String::from_utf8_lossy(line).contains("partition revoked") {
+            std::thread::sleep(Duration::from_secs(3));
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 struct Zombie(Child);

@@ -9,6 +9,7 @@ use super::process::Process;
 
 /// A local process or a container, with the same verbs.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant, reason = "a handful in a whole test run")]
 pub(crate) enum Node {
     /// A process of this machine.
     Process(Process),
