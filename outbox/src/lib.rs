@@ -12,7 +12,7 @@
 //! let outbox = Outbox::new(Config::default());
 //! let mut tx = pool.begin().await?;
 //! sqlx::query("UPDATE orders SET paid = true WHERE id = $1").bind(id).execute(&mut *tx).await?;
-//! outbox.enqueue(&mut tx, Message::json("orders", &id, &OrderPaid { id, amount })?).await?;
+//! outbox.enqueue(&mut tx, Message::json("orders", id, &OrderPaid { id, amount })?).await?;
 //! tx.commit().await?; // the relay finds it; nothing else to call
 //! # Ok(()) }
 //! ```

@@ -34,7 +34,7 @@ async fn pay(pool: &PgPool, topic: &str, id: i64) -> Result<(), Box<dyn std::err
         quantity: 2,
     };
     outbox
-        .enqueue(&mut tx, Message::json(topic, &id, &order)?)
+        .enqueue(&mut tx, Message::json(topic, id, &order)?)
         .await?;
     tx.commit().await?;
     Ok(())

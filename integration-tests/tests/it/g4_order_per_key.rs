@@ -105,7 +105,8 @@ async fn run(ordered: bool, kills: bool) {
         writer.await.unwrap();
     }
     until_empty(&source).await;
-    check(&source, committed.lock().unwrap().clone(), killed).await;
+    let committed = committed.lock().unwrap().clone();
+    check(&source, committed, killed).await;
 }
 
 async fn check(source: &Source, mut committed: Vec<String>, killed: usize) {

@@ -1,5 +1,11 @@
 //! The integration tests of Oncebox: one module per promise.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests; clippy knows only #[test] functions as such"
+)]
+
 mod clear_errors;
 mod first_use;
 mod g1_rolled_back_is_never_published;

@@ -13,6 +13,9 @@ use crate::relay::Drained;
 use crate::rows::Rows;
 use crate::{BATCH, Options, process};
 
+/// A column of the table: its title, and how to show a cell.
+type Column = (&'static str, fn(&Medians) -> String);
+
 /// One measurement of everything, with one compression.
 #[derive(Debug, Serialize)]
 pub(crate) struct Measured {
@@ -146,7 +149,7 @@ impl fmt::Display for Report {
         )?;
         writeln!(f, "before: {}", self.machine_before)?;
         writeln!(f, "after:  {}\n", self.machine_after)?;
-        let columns: [(&str, fn(&Medians) -> String); 9] = [
+        let columns: [Column; 9] = [
             ("COPY OUT alone, rows/s", |m| {
                 format!("{:.0}", m.copy_out_rows_per_second)
             }),
