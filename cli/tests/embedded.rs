@@ -1,4 +1,10 @@
 //! The in-process broker of the demo keeps what the demo relies on, for librdkafka in this and in other processes.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests; clippy knows only #[test] functions as such"
+)]
 #![cfg(feature = "embedded")]
 
 use std::collections::BTreeMap;
