@@ -1,6 +1,6 @@
 //! An in-process Kafka broker with real transactions, for `oncebox demo` without anything installed.
 //!
-//! It is krafka's test broker behind a small shim ([`shim`]): librdkafka speaks an older `EndTxn` than that broker serves.
+//! It is krafka's test broker behind a small shim (`shim`): librdkafka speaks an older `EndTxn` than that broker serves.
 //! Records, transactions with their markers, fencing by producer epoch, `read_committed`, transactional offsets with
 //! metadata and consumer groups behave as on Apache Kafka, also for clients in other processes, as long as they connect
 //! to 127.0.0.1.

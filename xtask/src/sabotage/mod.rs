@@ -2,7 +2,7 @@
 //!
 //! `sabotage/README.md` says how a patch looks. Each is applied to a copy of the tree ([`copy`]), which is kept, as
 //! are the builds, so that only what a patch touches is built again. A patch passes when its code compiles, its test
-//! ran and failed on its assertion ([`verdict`]); anything else is a failure, for then nothing shows that the test
+//! ran and failed on its assertion ([`mod@verdict`]); anything else is a failure, for then nothing shows that the test
 //! guards the protection.
 
 mod copy;
