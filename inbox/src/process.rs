@@ -193,7 +193,8 @@ impl<D: InboxStore> Processor<D> {
     }
 
     /// Rolls back. An error means that the connection is gone, and with it the transaction.
-    async fn undo(&self, tx: Transaction<'static, D>) {
+    async fn undo(&self, mut tx: Transaction<'static, D>) {
+        let _ = self.limited(D::reopen(&mut tx)).await;
         if let Err(e) = self.limited(tx.rollback()).await {
             tracing::debug!(error = %e, "no answer to a rollback");
         }

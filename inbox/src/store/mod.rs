@@ -155,6 +155,11 @@ pub trait Store: sqlx::Database {
         message_id: Uuid,
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
+    /// Makes sure that a transaction is open where one should be. A handler may have ended it by itself (a bare
+    /// ROLLBACK): sqlx still counts it, its own ROLLBACK would then fail, and the pool would hand out a connection on
+    /// which no transaction can be begun any more.
+    fn reopen(conn: &mut Self::Connection) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
     /// Takes ownership of an existing row: writes the token, adds 1 to seq, returns the row. May wait for the last
     /// transaction of the previous owner.
     fn take(
@@ -220,6 +225,11 @@ macro_rules! implement_statements {
                 .fetch_optional(conn)
                 .await?;
             Ok(row.is_some())
+        }
+
+        async fn reopen(conn: &mut Self::Connection) -> Result<(), sqlx::Error> {
+            // Refused, or only warned about, where a transaction is open.
+            sqlx::query("BEGIN").execute(conn).await.map(drop)
         }
 
         async fn advance(
