@@ -31,13 +31,17 @@ impl Stage {
         let proxy = Proxy::start(kafka).await.unwrap();
         let topic = kafka.create_topic("late", 1).await;
         let id = format!("late-{}", uuid::Uuid::new_v4().simple());
-        Self {
+        let stage = Self {
             kafka,
             proxy,
             topic,
             id,
             cure,
-        }
+        };
+        // As a relay does before its first transaction. On a broker that has no `__consumer_offsets` yet, librdkafka
+        // waits in `send_offsets_to_transaction` for ever.
+        assert_eq!(stage.checkpoint(Stability::Any).await, -1);
+        stage
     }
 
     fn config(&self) -> Config {
