@@ -1,13 +1,14 @@
 //! The two limits of a relay: reading the rows alone, and publishing them alone.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use bytes::Buf as _;
 use futures_util::StreamExt as _;
 use oncebox_integration_tests::services::Database;
 use oncebox_kafka::{
-    Config, Offsets, ProducerOptions, SourceTag, TopicSpec, Transaction, TransactionalProducer,
+    Config, Offsets, ProducerOptions, SourceTag, Stability, TopicSpec, Transaction,
+    TransactionalProducer,
 };
 use oncebox_migrations::{Dialect, Names};
 use serde::Serialize;
@@ -69,6 +70,9 @@ pub(crate) async fn producer(
     let checkpoints = "oncebox.checkpoints";
     oncebox_kafka::ensure_topic(&config, checkpoints, &TopicSpec::new(1)).await?;
     let id = format!("oncebox.{name}");
+    // As a relay does; on a broker that has no offsets yet, librdkafka would wait for ever for the group's coordinator.
+    let (stability, patience) = (Stability::Any, Duration::from_secs(20));
+    oncebox_kafka::committed(&config, &id, checkpoints, 0, stability, patience).await?;
     let source = SourceTag {
         source: name.into(),
         epoch: 1,
@@ -107,7 +111,7 @@ pub(crate) async fn producer(
 
 impl Limit {
     #[allow(clippy::cast_precision_loss, reason = "counts of rows")]
-    fn new(rows: usize, start: Instant, processor: std::time::Duration) -> Self {
+    fn new(rows: usize, start: Instant, processor: Duration) -> Self {
         let (elapsed, used) = (start.elapsed(), processor_time() - processor);
         Self {
             rows_per_second: rows as f64 / elapsed.as_secs_f64(),
