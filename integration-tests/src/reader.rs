@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::message::{BorrowedMessage, Headers, Message};
+use rdkafka::types::RDKafkaErrorCode;
 use rdkafka::{Offset, TopicPartitionList};
 
 /// Which records the reader may see.
@@ -169,6 +170,12 @@ fn visit(
             Some(Err(rdkafka::error::KafkaError::PartitionEOF(partition))) => {
                 ends.remove(&partition);
             }
+            // a broker that is gone or not there yet: librdkafka tries again
+            Some(Err(rdkafka::error::KafkaError::MessageConsumption(
+                RDKafkaErrorCode::BrokerTransportFailure
+                | RDKafkaErrorCode::AllBrokersDown
+                | RDKafkaErrorCode::OperationTimedOut,
+            ))) => {}
             Some(Err(other)) => return Err(other).context("cannot read"),
         }
     }

@@ -10,7 +10,7 @@ use sqlx::{PgConnection, Postgres as Pg, Transaction};
 use tokio::process::{Child, Command};
 
 use crate::reader::{self, Record};
-use crate::services::{self, Database, Postgres};
+use crate::services::{self, Database, Postgres, process};
 
 /// How long a test waits for what must happen.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -250,19 +250,13 @@ impl Process {
     ///
     /// # Panics
     /// It has ended.
-    pub async fn signal(&self, name: &str) {
+    pub fn signal(&self, name: &str) {
         let Some(pid) = self.child.id() else {
             panic!("ended:\n{}", self.output())
         };
-        let sent = Command::new("kill")
-            .arg(format!("-{name}"))
-            .arg(pid.to_string())
-            .status()
-            .await;
-        assert!(
-            sent.is_ok_and(|status| status.success()),
-            "kill -{name} {pid}"
-        );
+        if let Err(error) = process::kill(&pid.to_string(), name) {
+            panic!("{error}");
+        }
     }
 
     /// Kills it and waits for its end.

@@ -102,6 +102,16 @@ pub(crate) fn is_refused_connection(code: Code) -> bool {
     )
 }
 
+/// The code of an event of the client, put right: a connection that ends during the SASL handshake is reported as a
+/// refusal, with librdkafka's own error (`Local: …`) where the broker's would be.
+pub(crate) fn event(code: Code, reason: &str) -> Code {
+    if code == Code::LOCAL_AUTHENTICATION && reason.contains("handshake failed: Local: ") {
+        Code::LOCAL_TRANSPORT
+    } else {
+        code
+    }
+}
+
 /// The words for an error: the variant that names the remedy, or the plain one.
 pub(crate) fn describe(
     operation: &str,

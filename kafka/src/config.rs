@@ -267,6 +267,7 @@ pub(crate) fn is_secret(key: &str) -> bool {
         "token",
         "assertion",
         "ssl.key",
+        "jaas",
     ]
     .iter()
     .any(|part| key.contains(part))
@@ -310,6 +311,7 @@ mod tests {
             .set("ssl.key.password", "hunter2")
             .set("ssl.key.pem", "hunter2")
             .set("sasl.oauthbearer.client.secret", "hunter2")
+            .set("sasl.jaas.config", "password=hunter2")
             .set("sasl.username", "relay");
         let text = format!("{config:?}");
         assert!(

@@ -19,9 +19,11 @@ use crate::transact_error::{Cause, Failure, Outcome, Refused, TransactError};
 /// The longest wait inside one call of librdkafka, so that callbacks are served in between.
 const SLICE: Duration = Duration::from_secs(1);
 /// How long an abort may take before the producer is given up instead.
-const ABORT: Duration = Duration::from_secs(10);
+pub(crate) const ABORT: Duration = Duration::from_secs(10);
 /// Records between two looks at delivery reports and clock.
 const STRIDE: usize = 256;
+/// A transaction with at most so many records is produced before the coordinator has finished with the one before.
+const SMALL: usize = 500;
 const BEGIN: &str = "begin";
 const SEND_OFFSETS: &str = "send the checkpoint";
 
@@ -145,17 +147,20 @@ impl Driver {
             .map_err(|t| (BEGIN, t))?;
         self.delivered = 0;
         self.step(Step::Begun);
+        // Until the coordinator has finished with the transaction before, it answers CONCURRENT_TRANSACTIONS. librdkafka
+        // asks again after `retry.backoff.ms` for the offsets, but only after 20 ms for the records (rdkafka_txnmgr.c).
+        // So a small transaction begins with its offsets; while a large one is produced, the coordinator gets ready.
+        let offsets_first = t.records.len() <= SMALL;
+        if offsets_first {
+            self.send_offsets(t.offsets.as_ref(), deadline)?;
+        }
         self.produce(&t.records, t.source.as_ref(), deadline)
             .map_err(|t| ("produce", t))?;
         self.wait_for_acks(t.records.len(), deadline)
             .map_err(|t| ("wait for acknowledgements", t))?;
         self.step(Step::Acked);
-        // After the acknowledgements, not before: by then the coordinator has finished with the
-        // transaction before, and does not answer CONCURRENT_TRANSACTIONS.
-        if let Some(offsets) = &t.offsets {
-            self.send_offsets(offsets, deadline)
-                .map_err(|t| (SEND_OFFSETS, t))?;
-            self.step(Step::OffsetsSent);
+        if !offsets_first {
+            self.send_offsets(t.offsets.as_ref(), deadline)?;
         }
         in_time(deadline).map_err(|t| ("commit", t))?;
         self.producer.tap().committing(true);
@@ -203,7 +208,13 @@ impl Driver {
             }
             in_time(deadline)?;
             // Returns as soon as there is a report.
+            let asked = Instant::now();
             self.producer.client().poll(left(deadline).min(SLICE));
+            // A topic that may not be written gets no report: its AddPartitionsToTxn was refused, and librdkafka keeps
+            // the records until they are too old.
+            if asked.elapsed() >= SLICE && self.producer.why_abortable().is_some() {
+                return Err(Trigger::Delivery);
+            }
         }
     }
 
@@ -221,8 +232,17 @@ impl Driver {
         }
     }
 
-    fn send_offsets(&mut self, offsets: &Offsets, deadline: Instant) -> Result<(), Trigger> {
-        self.call(deadline, |p, timeout| p.send_offsets(offsets, timeout))
+    fn send_offsets(
+        &mut self,
+        offsets: Option<&Offsets>,
+        deadline: Instant,
+    ) -> Result<(), (&'static str, Trigger)> {
+        if let Some(offsets) = offsets {
+            self.call(deadline, |p, timeout| p.send_offsets(offsets, timeout))
+                .map_err(|t| (SEND_OFFSETS, t))?;
+            self.step(Step::OffsetsSent);
+        }
+        Ok(())
     }
 
     /// Makes a call until it succeeds, fails for good, or the deadline has passed.

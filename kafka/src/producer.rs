@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use crate::config::Config;
-use crate::driver::Driver;
+use crate::driver::{ABORT, Driver};
 use crate::error::Error;
 use crate::record::Transaction;
 use crate::thread;
@@ -118,7 +118,14 @@ pub struct Committed {
 pub struct TransactionalProducer {
     jobs: mpsc::Sender<Job>,
     clock: Arc<Clock>,
+    /// How long a transaction may take before the thread is given up.
+    patience: Duration,
 }
+
+/// What the thread gets beyond the deadlines of its calls. librdkafka 2.12 does not always keep them: a group coordinator
+/// that is unavailable three times in a row makes `rd_kafka_send_offsets_to_transaction` wait for the next broker that
+/// connects or disconnects (rdkafka_coord.c gives its FindCoordinator up without a word), ten minutes on a quiet cluster.
+const GRACE: Duration = Duration::from_secs(5);
 
 enum Job {
     Transact(
@@ -150,6 +157,8 @@ impl TransactionalProducer {
                 "must be at least 1000",
             ));
         }
+        let timeout = options.transaction_timeout;
+        let patience = timeout + ABORT.min(timeout) + GRACE;
         let (jobs, queue) = mpsc::channel();
         let (opened, answer) = oneshot::channel();
         let clock = Arc::new(Clock::default());
@@ -177,7 +186,11 @@ impl TransactionalProducer {
         answer
             .await
             .map_err(|_| Error::closed("open the transactional producer"))??;
-        Ok(Self { jobs, clock })
+        Ok(Self {
+            jobs,
+            clock,
+            patience,
+        })
     }
 
     /// Runs one transaction: begin, produce every record, wait for every acknowledgement, send the
@@ -185,7 +198,7 @@ impl TransactionalProducer {
     /// error the transaction is aborted if that is possible. A transaction without records and
     /// offsets does nothing.
     ///
-    /// Takes at most the transaction time-out, plus at most 10 s for the abort.
+    /// Takes at most the transaction time-out, plus at most 10 s for the abort, plus 5 s: then the client is given up.
     ///
     /// # Errors
     /// [`TransactError`], which says what is known about the outcome and whether this producer can
@@ -199,9 +212,11 @@ impl TransactionalProducer {
         self.jobs
             .send(Job::Transact(transaction, reply))
             .map_err(|_| Failure::closed(Outcome::DidNotHappen))?;
-        answer
-            .await
-            .map_err(|_| Failure::closed(Outcome::Unknown))?
+        match tokio::time::timeout(self.patience, answer).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(Failure::closed(Outcome::Unknown).into()),
+            Err(_) => Err(Failure::hangs(self.patience).into()),
+        }
     }
 
     /// When the producer's thread last completed a step of a transaction (a call, or a delivery

@@ -1,5 +1,7 @@
 //! What can go wrong inside a transaction, and what is known about its outcome.
 
+use std::time::Duration;
+
 use crate::error::Error;
 
 /// What is known about a transaction that failed.
@@ -94,6 +96,22 @@ impl Failure {
                 reason: reason.to_owned(),
             },
             outcome: Outcome::DidNotHappen,
+            needs_rebuild: true,
+            retriable: true,
+        }
+    }
+
+    /// The producer's thread does not come back from a call.
+    pub(crate) fn hangs(waited: Duration) -> Self {
+        Self {
+            cause: Cause::Call(Error::Kafka {
+                operation: "transact".into(),
+                code: "_TIMED_OUT".into(),
+                reason: format!("the client has not come back for {waited:?}; it is given up"),
+                retriable: true,
+                fatal: true,
+            }),
+            outcome: Outcome::Unknown,
             needs_rebuild: true,
             retriable: true,
         }

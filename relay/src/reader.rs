@@ -14,7 +14,7 @@ use crate::session::{Limit, Look, Row, Session};
 use crate::step::Step;
 
 /// Batches that may exist at once: the one that commits and the one that is read meanwhile.
-const BATCHES: usize = 2;
+const BATCHES: u32 = 2;
 
 /// Rows of a look when there is no backlog to learn from.
 const FEW_ROWS: usize = 500;
@@ -62,15 +62,20 @@ struct Turn {
 
 impl<S: Session> Reader<S> {
     pub(crate) async fn run(mut self, batches: mpsc::Sender<Batch>) -> Result<(), Error> {
-        let permits = Arc::new(Semaphore::new(BATCHES));
+        let permits = Arc::new(Semaphore::new(BATCHES as usize));
         let mut rows = FEW_ROWS.min(self.config.max_batch_rows);
         let mut pause = self.config.poll_min;
         let mut probed = Instant::now();
         let mut last_id = self.tracker.high();
+        // With a backlog, the next batch is read while this one commits. Without one it is read after that: the rows that
+        // arrive meanwhile would only wait for the batch that was read too early.
+        let mut backlog = false;
         loop {
-            let permit = self.wait_for_room(&permits).await?;
+            let room = if backlog { 1 } else { BATCHES };
+            let permit = self.wait_for_room(&permits, room).await?;
             let look_at_sequence = probed.elapsed() >= PROBE_INTERVAL;
             let turn = self.turn(rows, look_at_sequence).await?;
+            backlog = turn.more;
             if let Some(id) = turn.last_id {
                 probed = Instant::now();
                 last_id = id;
@@ -82,7 +87,7 @@ impl<S: Session> Reader<S> {
                 if read_everything {
                     return Ok(());
                 }
-                let idle = permits.available_permits() == BATCHES;
+                let idle = permits.available_permits() == BATCHES as usize;
                 if idle && !turn.held {
                     self.health.progress();
                 }
@@ -120,15 +125,19 @@ impl<S: Session> Reader<S> {
         }
     }
 
-    /// Waits until one of the batches is acknowledged. While Kafka accepts nothing, the lag is still counted.
+    /// Waits until there is room for this many batches, and takes that of one. While Kafka accepts nothing, the lag is
+    /// still counted.
     async fn wait_for_room(
         &mut self,
         permits: &Arc<Semaphore>,
+        room: u32,
     ) -> Result<OwnedSemaphorePermit, Error> {
         loop {
-            let room = tokio::time::timeout(LAG_INTERVAL, Arc::clone(permits).acquire_owned());
-            if let Ok(Ok(permit)) = room.await {
-                return Ok(permit);
+            let all = Arc::clone(permits).acquire_many_owned(room);
+            if let Ok(Ok(mut all)) = tokio::time::timeout(LAG_INTERVAL, all).await
+                && let Some(one) = all.split(1)
+            {
+                return Ok(one);
             }
             let last_id = self.session.probe().await?.last_id;
             self.check_sequence(last_id)?;

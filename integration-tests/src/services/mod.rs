@@ -18,7 +18,7 @@ mod kafka;
 mod node;
 mod ports;
 mod postgres;
-mod process;
+pub(crate) mod process;
 mod scratch;
 mod server_properties;
 

@@ -165,20 +165,19 @@ impl Drop for Process {
     }
 }
 
-/// `kill` is a shell builtin everywhere; a binary of that name is not.
 fn signal_group(pid: u32, signal: &str) -> Result<()> {
+    kill(&format!("-{pid}"), signal)
+}
+
+/// Sends a signal to a process, or to a group (`-` and its id). `kill` is a shell builtin everywhere; a binary of that
+/// name is not.
+pub(crate) fn kill(target: &str, signal: &str) -> Result<()> {
     let status = Command::new("sh")
-        .args([
-            "-c",
-            r#"kill -s "$1" -- "-$2""#,
-            "sh",
-            signal,
-            &pid.to_string(),
-        ])
+        .args(["-c", r#"kill -s "$1" -- "$2""#, "sh", signal, target])
         .stderr(Stdio::null())
         .status()?;
     if !status.success() {
-        bail!("cannot send {signal} to process group {pid}");
+        bail!("cannot send {signal} to {target}");
     }
     Ok(())
 }

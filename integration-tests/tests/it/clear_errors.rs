@@ -1,6 +1,9 @@
 //! Bad surroundings get a clear error that names the remedy, an exit code that is not 0, and nothing is lost.
 
-use oncebox_integration_tests::services::{Database, PASSWORD_ROLE};
+use std::time::{Duration, Instant};
+
+use oncebox_integration_tests::kafka_cli;
+use oncebox_integration_tests::services::{self, Database, PASSWORD_ROLE, SASL_ADMIN, SASL_USER};
 use oncebox_integration_tests::source::{Process, Source};
 use oncebox_migrations::Names;
 use sqlx::AssertSqlSafe;
@@ -166,6 +169,76 @@ async fn missing_rights_then_the_printed_grants() {
 }
 
 #[tokio::test]
+async fn wrong_password_and_missing_rights_on_kafka_then_the_documented_rights() {
+    let source = Source::create().await;
+    source.commit("k", "kept").await;
+    let kafka = services::kafka().await;
+    let Some(sasl) = kafka.sasl_bootstrap() else {
+        panic!("the tests' own Kafka has a SASL listener")
+    };
+    // No other test gives the user rights on this one.
+    let checkpoints = kafka.create_topic("checkpoints", 1).await;
+    let try_as = async |command: &str, (user, password): (&str, &str)| {
+        let properties = [
+            "security.protocol=SASL_PLAINTEXT".to_owned(),
+            "sasl.mechanism=PLAIN".to_owned(),
+            format!("sasl.username={user}"),
+            format!("sasl.password={password}"),
+        ];
+        let mut more = match command {
+            "relay" => vec!["--until-empty", "--checkpoint-topic", &checkpoints],
+            _ => vec!["--topic", &source.topic],
+        };
+        more.extend(properties.iter().flat_map(|p| ["--kafka-property", p]));
+        let (code, output) = run(command, &source, source.database.url(), sasl, &more).await;
+        assert!(
+            !output.contains(password),
+            "{command} printed a password:\n{output}"
+        );
+        (code, output)
+    };
+    let principal = format!("User:{}", SASL_USER.0);
+    let allow = async |operations: &[&str], resource: [&str; 2]| {
+        let mut arguments = vec!["--add", "--allow-principal", &principal];
+        arguments.extend(operations.iter().flat_map(|o| ["--operation", o]));
+        arguments.extend(resource);
+        kafka_cli::acls(kafka.bootstrap(), &arguments)
+            .await
+            .unwrap();
+    };
+
+    for command in ["relay", "doctor"] {
+        let (code, output) = try_as(command, (SASL_ADMIN.0, "s3cret")).await;
+        assert_ne!(code, 0, "{output}");
+        assert!(output.contains("sasl."), "{output}");
+        let (code, output) = try_as(command, SASL_USER).await;
+        assert_ne!(code, 0, "{output}");
+        assert!(output.contains("grant"), "{output}");
+    }
+
+    // What docs/operations.md says, WRITE on the topic last.
+    let id = format!("oncebox.{}", source.name);
+    allow(&["Write", "Describe"], ["--transactional-id", &id]).await;
+    allow(&["Read"], ["--group", &id]).await;
+    allow(&["Read"], ["--topic", &checkpoints]).await;
+    allow(&["Describe"], ["--topic", &source.topic]).await;
+    let started = Instant::now();
+    let (code, output) = try_as("relay", SASL_USER).await;
+    assert_eq!(code, 4, "{output}");
+    for word in [&*source.topic, "WRITE"] {
+        assert!(output.contains(word), "{output}");
+    }
+    // Not only when the records are too old, after the transaction's 30 s.
+    assert!(started.elapsed() < Duration::from_secs(20), "{output}");
+    source.expect(&[]).await;
+
+    allow(&["Write"], ["--topic", &source.topic]).await;
+    let (code, output) = try_as("relay", SASL_USER).await;
+    assert_eq!(code, 0, "{output}");
+    source.expect(&["kept"]).await;
+}
+
+#[tokio::test]
 async fn missing_topic() {
     let mut source = Source::create().await;
     let real = source.topic.clone();
@@ -272,7 +345,7 @@ async fn g10_published_rows_that_vanished_stop_the_relay_and_resume_is_the_way_o
 #[tokio::test]
 async fn a_record_that_the_broker_refuses_stops_the_relay_and_nothing_passes_it() {
     let mut source = Source::create().await;
-    let kafka = oncebox_integration_tests::services::kafka().await;
+    let kafka = services::kafka().await;
     source.topic = kafka
         .create_topic_with("small", 1, &[("max.message.bytes", "2000")])
         .await;

@@ -85,11 +85,11 @@ async fn g3_a_second_relay_with_the_same_identity_fences_the_first() {
     let first = relay(&source);
     source.commit("k", "a").await;
     source.expect(&["a"]).await;
-    first.signal("STOP").await;
+    first.signal("STOP");
     let second = relay(&source);
     source.commit("k", "b").await;
     source.expect(&["a", "b"]).await;
-    first.signal("CONT").await;
+    first.signal("CONT");
     // Fenced by Kafka or deposed by the mark, whichever it meets first.
     first.wrote("starting over").await;
     source.commit("k", "c").await;
@@ -109,7 +109,7 @@ async fn g3_paused_inside_a_transaction_and_taken_over_publishes_once() {
     let held = proxy.on_request(api::END_TXN).times(1).hold();
     source.commit("k", "b").await;
     held.hit().await;
-    first.signal("STOP").await;
+    first.signal("STOP");
     let _second = relay(&source);
     source.expect(&["a", "b"]).await;
     let answer = held.release().await.expect("the broker answers");
@@ -118,7 +118,7 @@ async fn g3_paused_inside_a_transaction_and_taken_over_publishes_once() {
         Some(0),
         "the late EndTxn of a fenced producer is refused"
     );
-    first.signal("CONT").await;
+    first.signal("CONT");
     first.wrote("starting over").await;
     source.commit("k", "c").await;
     source.expect(&["a", "b", "c"]).await;

@@ -43,6 +43,7 @@ struct Last {
 
 impl Complaints {
     fn hear(&self, code: Code, reason: String) {
+        let code = classify::event(code, &reason);
         let mut last = lock(&self.0);
         let now = Instant::now();
         if classify::is_refused_connection(code) {

@@ -169,6 +169,24 @@ async fn an_answer_that_says_try_again_does_not_taint() {
     }
 }
 
+/// librdkafka asks three times within milliseconds and then waits for a broker's connection to come or go.
+#[tokio::test]
+async fn a_call_that_does_not_come_back_is_given_up() {
+    let (mock, config) = mock(&["t", "checkpoints"]);
+    let producer = open_for(&config, Duration::from_secs(1)).await;
+    let away = E::RD_KAFKA_RESP_ERR_COORDINATOR_NOT_AVAILABLE;
+    mock.request_errors(Api::FindCoordinator, &[away; 3]);
+    let start = Instant::now();
+    let error = producer.transact(with_checkpoint()).await.unwrap_err();
+    println!("{error} after {:?}", start.elapsed());
+    assert!(error.needs_rebuild() && error.is_retriable(), "{error}");
+    assert_eq!(error.outcome(), Outcome::Unknown);
+    drop(producer);
+    let producer = open(&config, "id").await;
+    producer.transact(with_checkpoint()).await.unwrap();
+    producer.close().await;
+}
+
 #[tokio::test]
 async fn a_coordinator_that_is_away_for_a_moment_costs_time_and_a_rebuild() {
     let (mock, config) = mock(&["t"]);

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use oncebox_kafka::{
     Config, ProducerOptions, Stability, TransactionalProducer, cluster, committed,
 };
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpListener;
 
 #[tokio::test]
 async fn nobody_at_the_address_is_said_with_the_address() {
@@ -43,6 +45,37 @@ async fn nobody_at_the_address_is_said_with_the_address() {
         error.to_string().contains("127.0.0.1:1") && error.is_retriable(),
         "{error}"
     );
+}
+
+/// A broker that restarts while a client shakes hands has not refused the password.
+#[tokio::test]
+async fn a_connection_that_ends_during_the_sasl_handshake_is_no_refusal() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let hang_up = tokio::spawn(async move {
+        let mut hung_up = 0;
+        loop {
+            let (mut connection, _) = listener.accept().await.unwrap();
+            // The request is there, so the client is waiting for the answer.
+            connection.read_u32().await.unwrap();
+            hung_up += 1;
+            if hung_up == 3 {
+                return;
+            }
+        }
+    });
+    let config = Config::new(address.to_string())
+        .set("security.protocol", "SASL_PLAINTEXT")
+        .set("sasl.mechanism", "PLAIN")
+        .set("sasl.username", "relay")
+        .set("sasl.password", "secret")
+        // straight to the handshake
+        .set("api.version.request", "false")
+        .set("broker.version.fallback", "1.0.0");
+    let error = cluster(&config, Duration::from_secs(3)).await.unwrap_err();
+    hang_up.await.unwrap();
+    assert!(!error.is_authentication(), "{error}");
+    assert!(error.is_retriable(), "{error}");
 }
 
 #[tokio::test]

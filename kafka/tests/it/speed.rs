@@ -1,4 +1,4 @@
-//! Measurements, printed: ratios count, absolute numbers are those of this machine.
+//! Transactions back to back. What they take is printed; `cargo xtask bench relay` measures.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -56,7 +56,7 @@ fn batch(topic: &Arc<str>, rows: usize) -> Vec<Record> {
 }
 
 #[tokio::test]
-async fn a_small_transaction_takes_milliseconds() {
+async fn small_transactions_back_to_back_do_not_taint() {
     let Some(config) = kafka() else { return };
     let (data, checkpoints) = (
         topic(&config, "latency", 4).await,
@@ -91,64 +91,4 @@ async fn a_small_transaction_takes_milliseconds() {
         at(100)
     );
     assert_eq!(tainted, 0, "a clean transaction must not cost a rebuild");
-}
-
-#[tokio::test]
-async fn a_large_transaction_runs_at_the_brokers_speed() {
-    let Some(config) = kafka() else { return };
-    for compression in ["lz4", "none"] {
-        let (data, checkpoints) = (
-            topic(&config, "rate", 4).await,
-            topic(&config, "rate-checkpoints", 1).await,
-        );
-        let id = unique("oncebox.rate");
-        let config = config.clone().set("compression.type", compression);
-        let producer = TransactionalProducer::open(&config, &id, ProducerOptions::default())
-            .await
-            .unwrap();
-        let name: Arc<str> = Arc::from(data.as_str());
-        let records = batch(&name, 20_000);
-        let mut rates = Vec::new();
-        let before = cpu_seconds();
-        for round in 0..12_i64 {
-            let transaction = Transaction {
-                source: source(),
-                records: records.clone(),
-                offsets: Some(offsets(&id, &checkpoints, round, "seq")),
-            };
-            let start = Instant::now();
-            let committed = producer.transact(transaction).await.unwrap();
-            assert_eq!((committed.records, committed.tainted), (20_000, None));
-            rates.push(20_000.0 / start.elapsed().as_secs_f64());
-        }
-        let cpu = (cpu_seconds() - before) / 240_000.0 * 1e6;
-        producer.close().await;
-        rates.drain(..2);
-        rates.sort_by(f64::total_cmp);
-        println!(
-            "20 000 records of 1 KiB and a checkpoint, {compression}: median {:.0} records/s, \
-             {:.0} to {:.0}; {cpu:.1} µs of CPU per record in this process",
-            rates[rates.len() / 2],
-            rates[0],
-            rates[rates.len() - 1]
-        );
-    }
-}
-
-/// User and system time of this process, which says more than the clock on a busy machine.
-fn cpu_seconds() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields: Vec<&str> = stat
-        .rsplit(") ")
-        .next()
-        .unwrap_or_default()
-        .split(' ')
-        .collect();
-    let ticks = |i: usize| {
-        fields
-            .get(i)
-            .and_then(|f| f.parse::<f64>().ok())
-            .unwrap_or(0.0)
-    };
-    (ticks(11) + ticks(12)) / 100.0
 }

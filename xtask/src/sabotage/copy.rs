@@ -71,27 +71,36 @@ impl Copy {
                 .with_context(|| format!("no longer applies: {file} is not there"))?;
             originals.push((path, content));
         }
-        let output = Command::new("git")
-            // line numbers and counts may be off: the context decides
-            .args(["apply", "--recount", "-C1", "--whitespace=nowarn"])
-            .arg(&patch.path)
-            .current_dir(&self.root)
-            // the copy is no repository, and git must not take it for a part of the one around it
-            .env(
-                "GIT_CEILING_DIRECTORIES",
-                self.root.parent().unwrap_or(&self.root),
-            )
-            .output()?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            bail!("no longer applies: {}", said.trim());
-        }
+        git_apply(&self.root, patch, &[])?;
         let applied = Applied { originals };
         if applied.changes_nothing()? {
             bail!("changes nothing");
         }
         Ok(applied)
     }
+}
+
+/// Whether a patch still fits the tree; changes nothing.
+#[cfg(test)]
+pub(super) fn check(root: &Path, patch: &Patch) -> Result<()> {
+    git_apply(root, patch, &["--check"])
+}
+
+fn git_apply(root: &Path, patch: &Patch, more: &[&str]) -> Result<()> {
+    let output = Command::new("git")
+        // line numbers and counts may be off: the context decides
+        .args(["apply", "--recount", "-C1", "--whitespace=nowarn"])
+        .args(more)
+        .arg(&patch.path)
+        .current_dir(root)
+        // the copy is no repository, and git must not take it for a part of the one around it
+        .env("GIT_CEILING_DIRECTORIES", root.parent().unwrap_or(root))
+        .output()?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("no longer applies: {}", said.trim());
+    }
+    Ok(())
 }
 
 /// An applied patch; taken back when dropped.
