@@ -5,8 +5,10 @@
 //! * [`proxy`]: a TCP proxy that knows Kafka's frames and can hold, drop, delay, duplicate or cut chosen requests.
 //! * [`kafka_cli`]: Kafka's own command-line tools, as an independent witness.
 //! * [`source`]: an outbox, its topic, and relays for it as separate processes.
+//! * [`history`]: what was committed, seen and done, and a checker that says which promise was broken.
 //! * [`reader`]: a topic read to its end, `read_committed` or `read_uncommitted`.
 
+pub mod history;
 pub mod kafka_cli;
 pub mod proxy;
 pub mod reader;

@@ -185,6 +185,14 @@ pub async fn begin(conn: &mut PgConnection) -> Transaction<'_, Pg> {
     }
 }
 
+/// Sends a signal, for example `STOP`, to a process.
+///
+/// # Errors
+/// There is no such process.
+pub fn signal(pid: u32, name: &str) -> anyhow::Result<()> {
+    process::kill(&pid.to_string(), name)
+}
+
 /// A child process; killed when dropped. What it wrote is printed when a test fails.
 #[derive(Debug)]
 pub struct Process {
@@ -254,7 +262,7 @@ impl Process {
         let Some(pid) = self.child.id() else {
             panic!("ended:\n{}", self.output())
         };
-        if let Err(error) = process::kill(&pid.to_string(), name) {
+        if let Err(error) = signal(pid, name) {
             panic!("{error}");
         }
     }

@@ -24,7 +24,7 @@ pub enum Step {
     Producing,
     /// Every record is acknowledged.
     Acked,
-    /// The checkpoint is part of the transaction.
+    /// The checkpoint is part of the transaction: before the records of a small one, after those of a large one.
     OffsetsSent,
     /// The commit request is written to the socket, its answer not yet read. Called on a thread of
     /// librdkafka.
@@ -194,8 +194,9 @@ impl TransactionalProducer {
     }
 
     /// Runs one transaction: begin, produce every record, wait for every acknowledgement, send the
-    /// offsets, commit. `Ok` means committed: records and offsets are visible together (G3). On an
-    /// error the transaction is aborted if that is possible. A transaction without records and
+    /// offsets (first, if there are few records), commit. `Ok` means committed: records and offsets
+    /// are visible together (G3). On an error the transaction is aborted if that is possible. A
+    /// transaction without records and
     /// offsets does nothing.
     ///
     /// Takes at most the transaction time-out, plus at most 10 s for the abort, plus 5 s: then the client is given up.

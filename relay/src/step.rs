@@ -13,7 +13,7 @@ pub enum Step {
     Begun,
     /// About half of the batch's records were handed to the producer.
     Producing,
-    /// Every record was acknowledged; the checkpoint was not sent.
+    /// Every record was acknowledged; the checkpoint of a large transaction was not sent.
     Acked,
     /// The checkpoint was sent inside the transaction; EndTxn was not.
     OffsetsSent,
@@ -26,7 +26,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Every step, in the order in which a batch passes them.
+    /// Every step, in the order in which a large batch passes them; a small one sends its checkpoint before its records.
     pub const ALL: [Self; 8] = [
         Self::BatchRead,
         Self::Begun,

@@ -1,10 +1,10 @@
 //! The project's own commands: `cargo xtask <command>`.
 
 mod bare_root;
-mod bench;
 mod features;
 mod sabotage;
 mod test;
+mod tools;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -29,7 +29,12 @@ const COMMANDS: &[(&str, &str, Body)] = &[
     (
         "bench",
         "measure on real services: `bench relay [--rows N] [--runs N] [--json]`",
-        bench::run,
+        tools::bench,
+    ),
+    (
+        "faults",
+        "inject faults into relays on real services: `faults [--each N] [--kind PREFIX] [--seed N]`",
+        tools::faults,
     ),
     (
         "sabotage",

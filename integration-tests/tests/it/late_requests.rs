@@ -61,6 +61,7 @@ impl Stage {
             .unwrap()
     }
 
+    /// Many records with this text: the checkpoint of a large transaction comes after its records.
     fn transaction(&self, text: &str, offset: i64) -> Transaction {
         let record = Record {
             topic: Arc::from(self.topic.as_str()),
@@ -78,7 +79,7 @@ impl Stage {
         };
         Transaction {
             source: None,
-            records: vec![record],
+            records: vec![record; 501],
             offsets: Some(offsets),
         }
     }
@@ -96,13 +97,16 @@ impl Stage {
         stored.await.unwrap().map_or(-1, |(offset, _)| offset)
     }
 
+    /// The texts of the visible transactions, each once.
     async fn visible(&self) -> Vec<String> {
         let records = reader::committed(self.kafka.bootstrap(), &self.topic).await;
-        records
+        let mut texts: Vec<_> = records
             .iter()
             .filter_map(|r| r.payload_text())
             .map(str::to_owned)
-            .collect()
+            .collect();
+        texts.dedup();
+        texts
     }
 
     /// Runs A with its first request of `api_key` held, and returns the producer for B: the same one without the cure, a

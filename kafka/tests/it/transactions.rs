@@ -354,7 +354,19 @@ async fn the_steps_come_in_their_order_and_the_clock_follows() {
     transaction.offsets = Some(offsets(&id, &checkpoints, 1, ""));
     producer.transact(transaction).await.unwrap();
     assert!(producer.last_step() > before);
-    let expected = [
+    let small = [
+        Step::Begun,
+        Step::OffsetsSent,
+        Step::Producing,
+        Step::Acked,
+        Step::EndTxnSent,
+        Step::Committed,
+    ];
+    assert_eq!(std::mem::take(&mut *steps.lock().unwrap()), small);
+    let mut transaction = records(&data, &["d"; 501]);
+    transaction.offsets = Some(offsets(&id, &checkpoints, 2, ""));
+    producer.transact(transaction).await.unwrap();
+    let large = [
         Step::Begun,
         Step::Producing,
         Step::Acked,
@@ -362,7 +374,7 @@ async fn the_steps_come_in_their_order_and_the_clock_follows() {
         Step::EndTxnSent,
         Step::Committed,
     ];
-    assert_eq!(*steps.lock().unwrap(), expected);
+    assert_eq!(*steps.lock().unwrap(), large);
     producer.close().await;
 }
 
@@ -381,14 +393,14 @@ async fn an_open_transaction_hides_the_checkpoint_from_a_stable_reader_until_a_t
     };
     producer.transact(first).await.unwrap();
     producer.close().await;
-    // A relay that dies with its checkpoint sent and its transaction open: a step hook that blocks
+    // A relay that dies with checkpoint and records sent and its transaction open: a step hook that blocks
     // is as good as dead.
     let (reached, mut at) = tokio::sync::mpsc::unbounded_channel();
     let (release, blocked) = std::sync::mpsc::channel::<()>();
     let blocked = Mutex::new(blocked);
     let options = ProducerOptions {
         on_step: Some(Arc::new(move |step| {
-            if step == Step::OffsetsSent {
+            if step == Step::Acked {
                 let _ = reached.send(());
                 let _ = blocked.lock().unwrap().recv();
             }

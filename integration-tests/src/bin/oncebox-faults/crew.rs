@@ -1,0 +1,196 @@
+//! Two relays of one source under a supervisor that starts again whatever ends.
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail};
+use oncebox_integration_tests::source as process;
+use tokio::process::{Child, Command};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+/// Pause of the supervisor before a relay is started again.
+const PAUSE: Duration = Duration::from_millis(200);
+/// The exit code of a relay that stopped because a promise is in danger. No fault here justifies it.
+const IN_DANGER: i32 = 4;
+
+type Ended = Option<(bool, ExitStatus)>;
+
+/// One place for a relay.
+struct Slot {
+    pid: watch::Receiver<Option<u32>>,
+    /// Arguments for the next start only.
+    next: Arc<Mutex<Vec<String>>>,
+    /// How the last relay here ended, and whether it was armed; `None` while one lives.
+    ended: watch::Receiver<Ended>,
+    supervisor: AbortOnDropHandle<Result<()>>,
+}
+
+/// The relays.
+pub(crate) struct Crew {
+    slots: Vec<Slot>,
+    arguments: Vec<String>,
+    log: std::path::PathBuf,
+    stop: CancellationToken,
+}
+
+impl Crew {
+    /// Starts `relays` relays with these arguments; they append to `log`.
+    pub(crate) fn start(relays: usize, arguments: Vec<String>, log: std::path::PathBuf) -> Self {
+        let stop = CancellationToken::new();
+        let slots = (0..relays)
+            .map(|_| {
+                let (pid, pid_seen) = watch::channel(None);
+                let (ended, ended_seen) = watch::channel(None);
+                let next = Arc::new(Mutex::new(Vec::new()));
+                let supervisor = supervise(
+                    arguments.clone(),
+                    log.clone(),
+                    Arc::clone(&next),
+                    (pid, ended),
+                    stop.clone(),
+                );
+                Slot {
+                    pid: pid_seen,
+                    next,
+                    ended: ended_seen,
+                    supervisor: AbortOnDropHandle::new(tokio::spawn(supervisor)),
+                }
+            })
+            .collect();
+        Self {
+            slots,
+            arguments,
+            log,
+            stop,
+        }
+    }
+
+    /// The processes that live now.
+    pub(crate) fn pids(&self) -> Vec<u32> {
+        self.slots.iter().filter_map(|s| *s.pid.borrow()).collect()
+    }
+
+    /// Fails if a supervisor gave up: a relay stopped because it saw a promise in danger.
+    pub(crate) async fn check(&mut self) -> Result<()> {
+        for slot in &mut self.slots {
+            if slot.supervisor.is_finished() {
+                (&mut slot.supervisor).await??;
+            }
+        }
+        Ok(())
+    }
+
+    /// Arms the relays: gives them these arguments for their next start, ends those that live, and waits until one of the
+    /// new ones has killed itself. Whether one did.
+    pub(crate) async fn run_armed(&mut self, more: &[String], patience: Duration) -> bool {
+        for slot in &self.slots {
+            *lock(&slot.next) = more.to_vec();
+        }
+        for pid in self.pids() {
+            signal(pid, "TERM");
+        }
+        let has_died = |slot: &Slot| matches!(*slot.ended.borrow(), Some((true, status)) if status.signal() == Some(9));
+        let deadline = Instant::now() + patience;
+        let mut died = false;
+        while !died && Instant::now() < deadline {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            died = self.slots.iter().any(has_died);
+        }
+        // The other one is armed as well: one that is not takes its place.
+        for slot in &self.slots {
+            lock(&slot.next).clear();
+        }
+        for pid in self.pids() {
+            signal(pid, "KILL");
+        }
+        died
+    }
+
+    /// Ends the relays, then lets one publish everything that is visible.
+    pub(crate) async fn finish(mut self) -> Result<()> {
+        self.check().await?;
+        self.stop.cancel();
+        for slot in &mut self.slots {
+            (&mut slot.supervisor).await??;
+        }
+        let mut arguments = self.arguments.clone();
+        arguments.push("--until-empty".into());
+        let mut relay = spawn(&arguments, &self.log)?;
+        let status = tokio::time::timeout(Duration::from_secs(120), relay.wait())
+            .await
+            .context("the last relay does not come to an end")??;
+        if !status.success() {
+            bail!("the last relay ended with {status}; {}", log_end(&self.log));
+        }
+        Ok(())
+    }
+}
+
+async fn supervise(
+    arguments: Vec<String>,
+    log: std::path::PathBuf,
+    next: Arc<Mutex<Vec<String>>>,
+    (pid, ended): (watch::Sender<Option<u32>>, watch::Sender<Ended>),
+    stop: CancellationToken,
+) -> Result<()> {
+    loop {
+        let mut all = arguments.clone();
+        let armed = !lock(&next).is_empty();
+        all.append(&mut lock(&next));
+        let mut relay = spawn(&all, &log)?;
+        ended.send_replace(None);
+        pid.send_replace(relay.id());
+        let status = tokio::select! {
+            status = relay.wait() => status?,
+            () = stop.cancelled() => {
+                relay.kill().await?;
+                return Ok(());
+            }
+        };
+        pid.send_replace(None);
+        ended.send_replace(Some((armed, status)));
+        if status.code() == Some(IN_DANGER) {
+            bail!(
+                "a relay stopped although nothing was lost; {}",
+                log_end(&log)
+            );
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn spawn(arguments: &[String], log: &std::path::Path) -> Result<Child> {
+    let log = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(log)?;
+    Command::new(std::env::current_exe()?)
+        .args(arguments)
+        .env("RUST_LOG", "info,librdkafka=error")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .kill_on_drop(true)
+        .spawn()
+        .context("cannot start a relay")
+}
+
+/// Sends a signal to a process that may have ended meanwhile.
+pub(crate) fn signal(pid: u32, name: &str) -> bool {
+    process::signal(pid, name).is_ok()
+}
+
+fn log_end(log: &std::path::Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    let end = lines[lines.len().saturating_sub(30)..].join("\n");
+    format!("its log ends:\n{end}")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,236 @@
+//! The faults. Each proves that it hit, or it does not count.
+
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result};
+use oncebox_integration_tests::proxy::{Proxy, Rule, api};
+use oncebox_integration_tests::services::{Database, Kafka, Postgres};
+use oncebox_relay::Step;
+use rand::RngExt as _;
+use rand::rngs::StdRng;
+use sqlx::{Connection as _, PgConnection};
+
+use crate::crew::{Crew, signal};
+
+/// How long a fault may take to hit.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A kind of fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// SIGKILL, by the relay itself, at a named step.
+    KillAt(Step),
+    /// SIGKILL at any time, to the leader.
+    Kill,
+    /// SIGSTOP of the leader for longer than its lease, then SIGCONT.
+    Pause,
+    /// The answer to a request is lost with its connection: the broker has done it.
+    LostAnswer(i16),
+    /// The request is lost with its connection: it never happened.
+    LostRequest(i16),
+    /// The answer comes late.
+    SlowAnswer(i16),
+    /// The broker gets the request twice.
+    DoubleRequest(i16),
+    /// The request arrives when the relay has long given it up.
+    LateRequest(i16),
+    /// Every connection to Kafka is cut.
+    CutKafka,
+    /// The broker is frozen and goes on.
+    PauseBroker,
+    /// The broker is killed and started again.
+    KillBroker,
+    /// Every session of the database is ended by the server, those of the writers too.
+    CutDatabase,
+    /// The database server crashes and recovers.
+    CrashDatabase,
+}
+
+const WATCHED: [i16; 5] = [
+    api::PRODUCE,
+    api::ADD_PARTITIONS_TO_TXN,
+    api::ADD_OFFSETS_TO_TXN,
+    api::TXN_OFFSET_COMMIT,
+    api::END_TXN,
+];
+
+impl Kind {
+    /// Every kind, the cheap ones first.
+    pub(crate) fn all() -> Vec<Self> {
+        let mut kinds: Vec<_> = Step::ALL.into_iter().map(Self::KillAt).collect();
+        kinds.extend([Self::Kill, Self::Pause, Self::CutKafka, Self::CutDatabase]);
+        let requests: [fn(i16) -> Self; 5] = [
+            Self::LostAnswer,
+            Self::LostRequest,
+            Self::SlowAnswer,
+            Self::DoubleRequest,
+            Self::LateRequest,
+        ];
+        for kind in requests {
+            kinds.extend(WATCHED.map(kind));
+        }
+        kinds.extend([Self::PauseBroker, Self::KillBroker, Self::CrashDatabase]);
+        kinds
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let request = |key: &i16| match *key {
+            api::PRODUCE => "produce",
+            api::ADD_PARTITIONS_TO_TXN => "add-partitions",
+            api::ADD_OFFSETS_TO_TXN => "add-offsets",
+            api::TXN_OFFSET_COMMIT => "offset-commit",
+            _ => "end-txn",
+        };
+        match self {
+            Self::KillAt(step) => write!(f, "kill-at-{step}"),
+            Self::Kill => f.write_str("kill"),
+            Self::Pause => f.write_str("pause"),
+            Self::LostAnswer(key) => write!(f, "lost-answer-{}", request(key)),
+            Self::LostRequest(key) => write!(f, "lost-request-{}", request(key)),
+            Self::SlowAnswer(key) => write!(f, "slow-answer-{}", request(key)),
+            Self::DoubleRequest(key) => write!(f, "double-request-{}", request(key)),
+            Self::LateRequest(key) => write!(f, "late-request-{}", request(key)),
+            Self::CutKafka => f.write_str("cut-kafka"),
+            Self::PauseBroker => f.write_str("pause-broker"),
+            Self::KillBroker => f.write_str("kill-broker"),
+            Self::CutDatabase => f.write_str("cut-database"),
+            Self::CrashDatabase => f.write_str("crash-database"),
+        }
+    }
+}
+
+/// What faults act on.
+pub(crate) struct Scene {
+    pub(crate) postgres: Postgres,
+    pub(crate) kafka: Kafka,
+    pub(crate) proxy: Proxy,
+    pub(crate) database: Database,
+    pub(crate) crew: Crew,
+    pub(crate) lease: Duration,
+    pub(crate) transaction_timeout: Duration,
+}
+
+impl Scene {
+    /// Injects one fault. Whether it hit.
+    pub(crate) async fn inject(&mut self, kind: Kind, rng: &mut StdRng) -> Result<bool> {
+        match kind {
+            Kind::KillAt(step) => {
+                let at = format!("{step}:{}", rng.random_range(1..=4));
+                let arm = ["--kill-at".to_owned(), at];
+                Ok(self.crew.run_armed(&arm, PATIENCE).await)
+            }
+            Kind::Kill => {
+                tokio::time::sleep(Duration::from_millis(rng.random_range(0..300))).await;
+                Ok(signal(self.leader().await?, "KILL"))
+            }
+            Kind::Pause => {
+                // Now past the lease only, now past the transaction's time-out as well.
+                let longest = self.transaction_timeout + Duration::from_secs(1);
+                let paused = rng.random_range(self.lease..longest) + Duration::from_millis(200);
+                let leader = self.leader().await?;
+                let hit = signal(leader, "STOP");
+                tokio::time::sleep(paused).await;
+                let deposed = self.owner().await?.is_none_or(|pid| pid != leader);
+                Ok(hit && signal(leader, "CONT") && deposed)
+            }
+            Kind::LostAnswer(key) => Ok(hit(&self.proxy.on_response(key).cut()).await),
+            Kind::LostRequest(key) => Ok(hit(&self.proxy.on_request(key).cut()).await),
+            Kind::SlowAnswer(key) => {
+                let by = Duration::from_millis(rng.random_range(50..3_000));
+                let hit = hit(&self.proxy.on_response(key).delay(by)).await;
+                tokio::time::sleep(by).await;
+                Ok(hit)
+            }
+            Kind::DoubleRequest(key) => Ok(hit(&self.proxy.on_request(key).duplicate()).await),
+            Kind::LateRequest(key) => {
+                let rule = self.proxy.on_request(key).hold();
+                if !hit(&rule).await {
+                    return Ok(false);
+                }
+                let kept = Duration::from_millis(rng.random_range(0..4_000));
+                tokio::time::sleep(kept).await;
+                // Whatever it answers: what counts is what it did to the next transactions.
+                let released = tokio::time::timeout(PATIENCE, rule.release()).await;
+                Ok(released.is_ok())
+            }
+            Kind::CutKafka => {
+                self.proxy.cut_all();
+                Ok(true)
+            }
+            Kind::PauseBroker => {
+                self.kafka.pause_broker(0).await?;
+                tokio::time::sleep(Duration::from_millis(rng.random_range(200..5_000))).await;
+                self.kafka.resume_broker(0).await?;
+                Ok(true)
+            }
+            Kind::KillBroker => {
+                self.kafka.kill_broker(0).await?;
+                self.kafka.start_broker(0).await?;
+                Ok(true)
+            }
+            Kind::CutDatabase => {
+                let mut conn = PgConnection::connect_with(&self.database.options()).await?;
+                let ended: i64 = sqlx::query_scalar(
+                    "SELECT count(*) FROM (SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+                     WHERE datname = current_database() AND pid <> pg_backend_pid()) AS ended",
+                )
+                .fetch_one(&mut conn)
+                .await?;
+                Ok(ended > 0)
+            }
+            Kind::CrashDatabase => {
+                self.postgres.crash().await?;
+                self.postgres.start_again().await?;
+                Ok(true)
+            }
+        }
+    }
+
+    /// The acknowledged transactions, by the mark: grows while relays get on.
+    pub(crate) async fn seq(&self) -> Result<i64> {
+        let mut conn = PgConnection::connect_with(&self.database.options()).await?;
+        let seq = sqlx::query_scalar("SELECT seq FROM oncebox_mark");
+        Ok(seq.fetch_one(&mut conn).await?)
+    }
+
+    /// The process that leads; waits for one.
+    async fn leader(&self) -> Result<u32> {
+        let deadline = tokio::time::Instant::now() + PATIENCE;
+        loop {
+            if let Some(pid) = self.owner().await?
+                && self.crew.pids().contains(&pid)
+            {
+                return Ok(pid);
+            }
+            anyhow::ensure!(tokio::time::Instant::now() < deadline, "nobody leads");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// The process in the lease: `host/pid/…`.
+    async fn owner(&self) -> Result<Option<u32>> {
+        let mut conn = PgConnection::connect_with(&self.database.options()).await?;
+        let owner: Option<String> = sqlx::query_scalar("SELECT owner FROM oncebox_mark")
+            .fetch_one(&mut conn)
+            .await?;
+        let pid = owner.as_deref().map(|owner| {
+            let pid = owner
+                .split('/')
+                .nth(1)
+                .context("an owner without a process")?;
+            pid.parse().context("an owner without a process")
+        });
+        pid.transpose()
+    }
+}
+
+async fn hit(rule: &Rule) -> bool {
+    let deadline = tokio::time::Instant::now() + PATIENCE;
+    while rule.hits() == 0 && tokio::time::Instant::now() < deadline {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    rule.hits() > 0
+}
