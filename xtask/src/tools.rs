@@ -4,24 +4,28 @@ use std::process::{Command, ExitCode};
 
 use anyhow::Result;
 
+use crate::test;
+
 /// `cargo xtask bench <what>`: measurements, with the release profile.
 pub(crate) fn bench(arguments: &[String]) -> Result<ExitCode> {
-    run(&["--release", "--bin", "oncebox-bench"], arguments)
+    let mut cargo = Command::new(env!("CARGO"));
+    cargo
+        .args(["run", "--release", "--package", "oncebox-integration-tests"])
+        .args(["--bin", "oncebox-bench", "--"])
+        .current_dir(crate::workspace());
+    run(cargo, arguments)
 }
 
-/// `cargo xtask faults`: with the profile of the tests, whose build it shares.
+/// `cargo xtask faults`: the program that the tests are built with.
 pub(crate) fn faults(arguments: &[String]) -> Result<ExitCode> {
-    run(&["--bin", "oncebox-faults"], arguments)
+    test::prepare()?;
+    let programs = test::build::tests()?;
+    let program = programs.find("oncebox-integration-tests oncebox-faults")?;
+    run(Command::new(&program.executable), arguments)
 }
 
-fn run(program: &[&str], arguments: &[String]) -> Result<ExitCode> {
-    let status = Command::new(env!("CARGO"))
-        .args(["run", "--package", "oncebox-integration-tests"])
-        .args(program)
-        .arg("--")
-        .args(arguments)
-        .current_dir(crate::workspace())
-        .status()?;
+fn run(mut command: Command, arguments: &[String]) -> Result<ExitCode> {
+    let status = command.args(arguments).status()?;
     Ok(if status.success() {
         ExitCode::SUCCESS
     } else {

@@ -50,7 +50,7 @@ impl Programs {
 }
 
 /// `cargo test --workspace --no-run`: the same profile and features for everything, so that nothing is built twice.
-pub(super) fn tests() -> Result<Programs> {
+pub(crate) fn tests() -> Result<Programs> {
     let mut cargo = Command::new(env!("CARGO"));
     cargo
         .args(["test", "--workspace", "--no-run"])

@@ -74,6 +74,11 @@ impl Crew {
         self.slots.iter().filter_map(|s| *s.pid.borrow()).collect()
     }
 
+    /// The last that the relays said.
+    pub(crate) fn log_end(&self) -> String {
+        log_end(&self.log)
+    }
+
     /// Fails if a supervisor gave up: a relay stopped because it saw a promise in danger.
     pub(crate) async fn check(&mut self) -> Result<()> {
         for slot in &mut self.slots {

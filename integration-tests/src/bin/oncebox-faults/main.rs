@@ -96,6 +96,7 @@ async fn run(arguments: &Arguments) -> Result<bool> {
     let (mut scene, topic) = set(scratch.path()).await?;
     let workload = Workload::start(&scene.database, &topic, seed).await?;
     let counts = std::sync::Arc::clone(&workload.counts);
+    recovered(&scene).await?;
     let mut hits = BTreeMap::<String, Tally>::new();
     let start = Instant::now();
     for (n, kind) in plan.iter().enumerate() {
@@ -191,7 +192,6 @@ async fn set(scratch: &std::path::Path) -> Result<(Scene, String)> {
         lease: LEASE,
         transaction_timeout: TRANSACTION_TIMEOUT,
     };
-    recovered(&scene).await?;
     Ok((scene, topic))
 }
 
@@ -224,7 +224,8 @@ async fn recovered(scene: &Scene) -> Result<()> {
             }
         }
         if Instant::now() > deadline {
-            bail!("nothing was published for {RECOVERY:?}");
+            let said = scene.crew.log_end();
+            bail!("nothing was published for {RECOVERY:?}; {said}");
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
