@@ -29,7 +29,7 @@ impl KillAt {
 }
 
 /// SIGKILL: no destructor, no flush, no goodbye to the broker, as the out-of-memory killer does it.
-fn kill_self() -> ! {
+pub fn kill_self() -> ! {
     let me = rustix::process::getpid();
     let _ = rustix::process::kill_process(me, rustix::process::Signal::KILL);
     // The signal is delivered before the call returns to this thread; never go on if it is not.

@@ -33,7 +33,7 @@ const COMMANDS: &[(&str, &str, Body)] = &[
     ),
     (
         "faults",
-        "inject faults into relays on real services: `faults [--each N] [--kind PREFIX] [--seed N]`",
+        "inject faults into relays and consumers on real services: `faults [--each N] [--kind PREFIX] [--seed N]`",
         tools::faults,
     ),
     (

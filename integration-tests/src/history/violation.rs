@@ -31,6 +31,20 @@ pub enum Violation {
 }
 
 impl Violation {
+    /// Every [`Violation::name`].
+    pub const NAMES: [&str; 10] = [
+        "phantom",
+        "altered",
+        "lost",
+        "duplicate",
+        "inversion",
+        "scattered",
+        "phantom effect",
+        "lost effect",
+        "duplicate effect",
+        "inverted effect",
+    ];
+
     /// Its kind in a word or two.
     #[must_use]
     pub fn name(&self) -> &'static str {

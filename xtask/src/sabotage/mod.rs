@@ -252,6 +252,10 @@ mod tests {
     /// Cheap enough for every run of the tests; whether the named test then fails is for the command itself.
     #[test]
     fn the_patches_of_this_tree_still_apply() {
+        if Command::new("git").arg("--version").output().is_err() {
+            println!("skipped: there is no git here");
+            return;
+        }
         let root = crate::workspace();
         let complaints: Vec<_> = patch::read_all(&root.join("sabotage"))
             .unwrap()

@@ -1,4 +1,4 @@
-//! Two relays of one source under a supervisor that starts again whatever ends.
+//! Processes of one kind, relays or consumers, under a supervisor that starts again whatever ends.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
@@ -12,36 +12,36 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Pause of the supervisor before a relay is started again.
+/// Pause of the supervisor before a process is started again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// The exit code of a relay that stopped because a promise is in danger. No fault here justifies it.
+/// The exit code of a process that stopped because a promise is in danger. No fault here justifies it.
 const IN_DANGER: i32 = 4;
 
 type Ended = Option<(bool, ExitStatus)>;
 
-/// One place for a relay.
+/// One place for a process.
 struct Slot {
     pid: watch::Receiver<Option<u32>>,
     /// Arguments for the next start only.
     next: Arc<Mutex<Vec<String>>>,
-    /// How the last relay here ended, and whether it was armed; `None` while one lives.
+    /// How the last process here ended, and whether it was armed; `None` while one lives.
     ended: watch::Receiver<Ended>,
     supervisor: AbortOnDropHandle<Result<()>>,
 }
 
-/// The relays.
+/// The processes.
 pub(crate) struct Crew {
     slots: Vec<Slot>,
     arguments: Vec<String>,
-    log: std::path::PathBuf,
+    pub(crate) log: std::path::PathBuf,
     stop: CancellationToken,
 }
 
 impl Crew {
-    /// Starts `relays` relays with these arguments; they append to `log`.
-    pub(crate) fn start(relays: usize, arguments: Vec<String>, log: std::path::PathBuf) -> Self {
+    /// Starts `size` processes with these arguments; they append to `log`.
+    pub(crate) fn start(size: usize, arguments: Vec<String>, log: std::path::PathBuf) -> Self {
         let stop = CancellationToken::new();
-        let slots = (0..relays)
+        let slots = (0..size)
             .map(|_| {
                 let (pid, pid_seen) = watch::channel(None);
                 let (ended, ended_seen) = watch::channel(None);
@@ -74,12 +74,12 @@ impl Crew {
         self.slots.iter().filter_map(|s| *s.pid.borrow()).collect()
     }
 
-    /// The last that the relays said.
+    /// The last that they said.
     pub(crate) fn log_end(&self) -> String {
         log_end(&self.log)
     }
 
-    /// Fails if a supervisor gave up: a relay stopped because it saw a promise in danger.
+    /// Fails if a supervisor gave up: one stopped because it saw a promise in danger.
     pub(crate) async fn check(&mut self) -> Result<()> {
         for slot in &mut self.slots {
             if slot.supervisor.is_finished() {
@@ -89,7 +89,7 @@ impl Crew {
         Ok(())
     }
 
-    /// Arms the relays: gives them these arguments for their next start, ends those that live, and waits until one of the
+    /// Arms all: gives them these arguments for their next start, ends those that live, and waits until one of the
     /// new ones has killed itself. Whether one did.
     pub(crate) async fn run_armed(&mut self, more: &[String], patience: Duration) -> bool {
         for slot in &self.slots {
@@ -115,24 +115,28 @@ impl Crew {
         died
     }
 
-    /// Ends the relays, then lets one publish everything that is visible.
-    pub(crate) async fn finish(mut self) -> Result<()> {
+    /// Ends all. Returns their arguments.
+    pub(crate) async fn finish(mut self) -> Result<Vec<String>> {
         self.check().await?;
         self.stop.cancel();
         for slot in &mut self.slots {
             (&mut slot.supervisor).await??;
         }
-        let mut arguments = self.arguments.clone();
-        arguments.push("--until-empty".into());
-        let mut relay = spawn(&arguments, &self.log)?;
-        let status = tokio::time::timeout(Duration::from_secs(120), relay.wait())
-            .await
-            .context("the last relay does not come to an end")??;
-        if !status.success() {
-            bail!("the last relay ended with {status}; {}", log_end(&self.log));
-        }
-        Ok(())
+        Ok(self.arguments)
     }
+}
+
+/// Lets a relay with these arguments publish everything that is visible.
+pub(crate) async fn until_empty(mut arguments: Vec<String>, log: &std::path::Path) -> Result<()> {
+    arguments.push("--until-empty".into());
+    let mut relay = spawn(&arguments, log)?;
+    let status = tokio::time::timeout(Duration::from_secs(120), relay.wait())
+        .await
+        .context("the last relay does not come to an end")??;
+    if !status.success() {
+        bail!("the last relay ended with {status}; {}", log_end(log));
+    }
+    Ok(())
 }
 
 async fn supervise(
@@ -181,7 +185,7 @@ fn spawn(arguments: &[String], log: &std::path::Path) -> Result<Child> {
         .stderr(log)
         .kill_on_drop(true)
         .spawn()
-        .context("cannot start a relay")
+        .context("cannot start a process")
 }
 
 /// Sends a signal to a process that may have ended meanwhile.

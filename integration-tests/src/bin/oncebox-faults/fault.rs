@@ -4,11 +4,13 @@ use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use oncebox_integration_tests::cable::Cable;
 use oncebox_integration_tests::proxy::{Proxy, Rule, api};
 use oncebox_integration_tests::services::{Database, Kafka, Postgres};
 use oncebox_relay::Step;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
+use rand::seq::IndexedRandom as _;
 use sqlx::{Connection as _, PgConnection};
 
 use crate::crew::{Crew, signal};
@@ -23,6 +25,8 @@ pub(crate) enum Kind {
     KillAt(Step),
     /// SIGKILL at any time, to the leader.
     Kill,
+    /// SIGTERM to the leader: it gives the lease back.
+    Stop,
     /// SIGSTOP of the leader for longer than its lease, then SIGCONT.
     Pause,
     /// The answer to a request is lost with its connection: the broker has done it.
@@ -43,9 +47,40 @@ pub(crate) enum Kind {
     KillBroker,
     /// Every session of the database is ended by the server, those of the writers too.
     CutDatabase,
-    /// The database server crashes and recovers.
+    /// The network between the relays and their database is frozen for a while.
+    FreezeCable,
+    /// The network between the relays and their database breaks.
+    CutCable,
+    /// The server of both databases is stopped in an orderly way and started again.
+    RestartDatabase,
+    /// The server of both databases crashes and recovers.
     CrashDatabase,
+    /// SIGKILL, by the consumer itself, at a named step.
+    ConsumerKillAt(&'static str),
+    /// SIGKILL at any time, to a consumer.
+    ConsumerKill,
+    /// SIGTERM to a consumer.
+    ConsumerStop,
+    /// SIGSTOP of a consumer, now shorter and now longer than its session, then SIGCONT.
+    ConsumerPause,
+    /// The answer to a consumer's request is lost with its connection.
+    ConsumerLostAnswer(i16),
+    /// A consumer's request is lost with its connection.
+    ConsumerLostRequest(i16),
+    /// Every session of the consumer's database is ended by the server.
+    CutInventory,
 }
+
+/// Where consumers kill themselves.
+const CONSUMER_STEPS: [&str; 7] = [
+    "owned",
+    "received",
+    "marked",
+    "handled",
+    "before-commit",
+    "committed",
+    "offset-stored",
+];
 
 const WATCHED: [i16; 5] = [
     api::PRODUCE,
@@ -59,7 +94,13 @@ impl Kind {
     /// Every kind, the cheap ones first.
     pub(crate) fn all() -> Vec<Self> {
         let mut kinds: Vec<_> = Step::ALL.into_iter().map(Self::KillAt).collect();
-        kinds.extend([Self::Kill, Self::Pause, Self::CutKafka, Self::CutDatabase]);
+        kinds.extend([
+            Self::Kill,
+            Self::Stop,
+            Self::Pause,
+            Self::CutKafka,
+            Self::CutDatabase,
+        ]);
         let requests: [fn(i16) -> Self; 5] = [
             Self::LostAnswer,
             Self::LostRequest,
@@ -70,7 +111,14 @@ impl Kind {
         for kind in requests {
             kinds.extend(WATCHED.map(kind));
         }
-        kinds.extend([Self::PauseBroker, Self::KillBroker, Self::CrashDatabase]);
+        kinds.extend([Self::FreezeCable, Self::CutCable]);
+        kinds.extend([Self::PauseBroker, Self::KillBroker]);
+        kinds.extend([Self::RestartDatabase, Self::CrashDatabase]);
+        kinds.extend(CONSUMER_STEPS.map(Self::ConsumerKillAt));
+        kinds.extend([Self::ConsumerKill, Self::ConsumerStop, Self::ConsumerPause]);
+        kinds.extend([api::FETCH, api::OFFSET_COMMIT].map(Self::ConsumerLostAnswer));
+        kinds.extend([api::FETCH, api::OFFSET_COMMIT].map(Self::ConsumerLostRequest));
+        kinds.push(Self::CutInventory);
         kinds
     }
 }
@@ -81,7 +129,8 @@ impl fmt::Display for Kind {
             api::PRODUCE => "produce",
             api::ADD_PARTITIONS_TO_TXN => "add-partitions",
             api::ADD_OFFSETS_TO_TXN => "add-offsets",
-            api::TXN_OFFSET_COMMIT => "offset-commit",
+            api::TXN_OFFSET_COMMIT | api::OFFSET_COMMIT => "offset-commit",
+            api::FETCH => "fetch",
             _ => "end-txn",
         };
         match self {
@@ -97,7 +146,18 @@ impl fmt::Display for Kind {
             Self::PauseBroker => f.write_str("pause-broker"),
             Self::KillBroker => f.write_str("kill-broker"),
             Self::CutDatabase => f.write_str("cut-database"),
+            Self::FreezeCable => f.write_str("freeze-cable"),
+            Self::CutCable => f.write_str("cut-cable"),
+            Self::RestartDatabase => f.write_str("restart-database"),
             Self::CrashDatabase => f.write_str("crash-database"),
+            Self::Stop => f.write_str("stop"),
+            Self::ConsumerKillAt(step) => write!(f, "consumer-kill-at-{step}"),
+            Self::ConsumerKill => f.write_str("consumer-kill"),
+            Self::ConsumerStop => f.write_str("consumer-stop"),
+            Self::ConsumerPause => f.write_str("consumer-pause"),
+            Self::ConsumerLostAnswer(key) => write!(f, "consumer-lost-answer-{}", request(key)),
+            Self::ConsumerLostRequest(key) => write!(f, "consumer-lost-request-{}", request(key)),
+            Self::CutInventory => f.write_str("cut-inventory"),
         }
     }
 }
@@ -106,9 +166,16 @@ impl fmt::Display for Kind {
 pub(crate) struct Scene {
     pub(crate) postgres: Postgres,
     pub(crate) kafka: Kafka,
+    /// Between the relays and their database.
+    pub(crate) cable: Cable,
+    /// Between the relays and Kafka.
     pub(crate) proxy: Proxy,
+    /// Between the consumers and Kafka.
+    pub(crate) consumers_proxy: Proxy,
     pub(crate) database: Database,
-    pub(crate) crew: Crew,
+    pub(crate) inventory: Database,
+    pub(crate) relays: Crew,
+    pub(crate) consumers: Crew,
     pub(crate) lease: Duration,
     pub(crate) transaction_timeout: Duration,
 }
@@ -120,12 +187,13 @@ impl Scene {
             Kind::KillAt(step) => {
                 let at = format!("{step}:{}", rng.random_range(1..=4));
                 let arm = ["--kill-at".to_owned(), at];
-                Ok(self.crew.run_armed(&arm, PATIENCE).await)
+                Ok(self.relays.run_armed(&arm, PATIENCE).await)
             }
             Kind::Kill => {
                 tokio::time::sleep(Duration::from_millis(rng.random_range(0..300))).await;
                 Ok(signal(self.leader().await?, "KILL"))
             }
+            Kind::Stop => Ok(signal(self.leader().await?, "TERM")),
             Kind::Pause => {
                 // Now past the lease only, now past the transaction's time-out as well.
                 let longest = self.transaction_timeout + Duration::from_secs(1);
@@ -168,18 +236,54 @@ impl Scene {
             }
             Kind::KillBroker => {
                 self.kafka.kill_broker(0).await?;
+                // Now shorter and now longer than the time-out of a transaction.
+                let down = 2 * self.transaction_timeout;
+                tokio::time::sleep(rng.random_range(Duration::ZERO..down)).await;
                 self.kafka.start_broker(0).await?;
                 Ok(true)
             }
-            Kind::CutDatabase => {
-                let mut conn = PgConnection::connect_with(&self.database.options()).await?;
-                let ended: i64 = sqlx::query_scalar(
-                    "SELECT count(*) FROM (SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
-                     WHERE datname = current_database() AND pid <> pg_backend_pid()) AS ended",
-                )
-                .fetch_one(&mut conn)
-                .await?;
-                Ok(ended > 0)
+            Kind::CutDatabase => cut(&self.database).await,
+            Kind::CutInventory => cut(&self.inventory).await,
+            Kind::ConsumerKillAt(step) => {
+                let at = format!("{step}:{}", rng.random_range(1..=20));
+                let at = if step == "owned" {
+                    "owned:1".to_owned()
+                } else {
+                    at
+                };
+                let arm = ["--kill-at".to_owned(), at];
+                Ok(self.consumers.run_armed(&arm, 2 * PATIENCE).await)
+            }
+            Kind::ConsumerKill => Ok(self.a_consumer(rng).is_some_and(|pid| signal(pid, "KILL"))),
+            Kind::ConsumerStop => Ok(self.a_consumer(rng).is_some_and(|pid| signal(pid, "TERM"))),
+            Kind::ConsumerPause => {
+                let Some(pid) = self.a_consumer(rng) else {
+                    return Ok(false);
+                };
+                let hit = signal(pid, "STOP");
+                tokio::time::sleep(Duration::from_millis(rng.random_range(500..9_000))).await;
+                Ok(hit && signal(pid, "CONT"))
+            }
+            Kind::ConsumerLostAnswer(key) => {
+                Ok(hit(&self.consumers_proxy.on_response(key).cut()).await)
+            }
+            Kind::ConsumerLostRequest(key) => {
+                Ok(hit(&self.consumers_proxy.on_request(key).cut()).await)
+            }
+            Kind::FreezeCable => {
+                self.cable.freeze();
+                tokio::time::sleep(Duration::from_millis(rng.random_range(200..5_000))).await;
+                self.cable.thaw();
+                Ok(true)
+            }
+            Kind::CutCable => {
+                self.cable.cut();
+                Ok(true)
+            }
+            Kind::RestartDatabase => {
+                self.postgres.stop().await?;
+                self.postgres.start_again().await?;
+                Ok(true)
             }
             Kind::CrashDatabase => {
                 self.postgres.crash().await?;
@@ -196,12 +300,16 @@ impl Scene {
         Ok(seq.fetch_one(&mut conn).await?)
     }
 
+    fn a_consumer(&self, rng: &mut StdRng) -> Option<u32> {
+        self.consumers.pids().choose(rng).copied()
+    }
+
     /// The process that leads; waits for one.
     async fn leader(&self) -> Result<u32> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             if let Some(pid) = self.owner().await?
-                && self.crew.pids().contains(&pid)
+                && self.relays.pids().contains(&pid)
             {
                 return Ok(pid);
             }
@@ -225,6 +333,18 @@ impl Scene {
         });
         pid.transpose()
     }
+}
+
+/// Ends every other session of a database.
+async fn cut(database: &Database) -> Result<bool> {
+    let mut conn = PgConnection::connect_with(&database.options()).await?;
+    let ended: i64 = sqlx::query_scalar(
+        "SELECT count(*) FROM (SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
+         WHERE datname = current_database() AND pid <> pg_backend_pid()) AS ended",
+    )
+    .fetch_one(&mut conn)
+    .await?;
+    Ok(ended > 0)
 }
 
 async fn hit(rule: &Rule) -> bool {

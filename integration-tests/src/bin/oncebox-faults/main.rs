@@ -1,21 +1,25 @@
-//! Faults against a relay on real PostgreSQL and Kafka: `cargo xtask faults`.
+//! Faults against relays and consumers on real PostgreSQL and Kafka: `cargo xtask faults`.
 //!
-//! Writers commit, roll back and hold transactions open on hot keys; two relays stand by for each other under a
-//! supervisor; one fault after the other is injected, and after each the relays have to get on again by themselves. At
-//! the end everything committed has to be in the topic once and in order (`history`). Exit code 1 when it is not.
+//! Writers commit, roll back and hold transactions open on hot keys; two relays stand by for each other, and two
+//! consumers share the topic, all under supervisors; one fault after the other is injected, and after each they have to
+//! get on again by themselves. At the end everything committed has to be in the topic once and in order, and has to have
+//! its effect once and in order (`history`). Exit code 1 when it does not.
 
+mod consumer;
 mod crew;
 mod fault;
 mod workload;
 
 use std::collections::BTreeMap;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::ExitCode;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
-use oncebox_integration_tests::history::{Entry, History, Place, Verdict};
+use oncebox_integration_tests::cable::Cable;
+use oncebox_integration_tests::history::{Entry, History, Place, Verdict, Violation};
 use oncebox_integration_tests::proxy::Proxy;
 use oncebox_integration_tests::reader::{self, Isolation, Record};
 use oncebox_integration_tests::services::{
@@ -40,7 +44,7 @@ const ATTEMPTS: usize = 3;
 #[derive(Parser)]
 #[command(
     name = "cargo xtask faults",
-    about = "Injects faults into relays on real PostgreSQL and Kafka and checks that nothing is lost, doubled or out of order"
+    about = "Injects faults into relays and consumers on real PostgreSQL and Kafka and checks that nothing is lost, doubled or out of order"
 )]
 struct Arguments {
     /// How often every kind of fault is injected.
@@ -55,20 +59,20 @@ struct Arguments {
 }
 
 fn main() -> ExitCode {
-    // The relays are this program as well, so that they always are the code beside it.
-    if std::env::args().nth(1).as_deref() == Some("relay") {
-        return oncebox::main();
-    }
-    let arguments = Arguments::parse();
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .enable_all()
-        .build();
-    let outcome = runtime
-        .map_err(Into::into)
-        .and_then(|r| r.block_on(run(&arguments)));
+    // Relays and consumers are this program as well, so that they always are the code beside it.
+    let outcome = match std::env::args().nth(1).as_deref() {
+        Some("relay") => return oncebox::main(),
+        Some("consumer") => {
+            let options = consumer::Options::parse_from(std::env::args_os().skip(1));
+            in_runtime(consumer::process(options))
+        }
+        _ => {
+            let arguments = Arguments::parse();
+            in_runtime(run(&arguments))
+        }
+    };
     match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("faults: {error:#}");
             ExitCode::FAILURE
@@ -76,7 +80,14 @@ fn main() -> ExitCode {
     }
 }
 
-async fn run(arguments: &Arguments) -> Result<bool> {
+fn in_runtime(work: impl Future<Output = Result<ExitCode>>) -> Result<ExitCode> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(work)
+}
+
+async fn run(arguments: &Arguments) -> Result<ExitCode> {
     let seed = arguments.seed.unwrap_or_else(rand::random);
     let replay = replay(arguments, seed);
     println!("replay: {replay}");
@@ -120,31 +131,16 @@ async fn run(arguments: &Arguments) -> Result<bool> {
             );
         }
     }
-    scene.proxy.clear();
     workload.finish().await?;
-    let Scene {
-        kafka,
-        database,
-        crew,
-        postgres,
-        ..
-    } = scene;
-    crew.finish().await?;
-
-    let verdict = verdict(&database, kafka.bootstrap(), &topic).await?;
-    let uncommitted = reader::read(kafka.bootstrap(), &topic, Isolation::ReadUncommitted).await?;
-    print(
-        &hits,
-        &verdict,
-        &counts,
-        uncommitted.len() - verdict.published,
-    );
-    drop(postgres);
+    let (history, aborted) = end(scene, &topic).await?;
+    let verdict = history.check();
+    print(&hits, &verdict, &counts, aborted);
     let complete = hits.values().all(|tally| tally.missed == 0);
-    if !complete || !verdict.is_clean() {
-        println!("FAILED; replay: {replay}");
+    if complete && verdict.is_clean() {
+        return Ok(ExitCode::SUCCESS);
     }
-    Ok(complete && verdict.is_clean())
+    println!("FAILED; replay: {replay}");
+    Ok(ExitCode::FAILURE)
 }
 
 fn replay(arguments: &Arguments, seed: u64) -> String {
@@ -156,43 +152,104 @@ fn replay(arguments: &Arguments, seed: u64) -> String {
     words.join(" ")
 }
 
-/// Services, an outbox, a topic and two relays that reach Kafka through the proxy.
+/// Services, an outbox, a topic, two relays and two consumers, which reach Kafka through proxies.
 async fn set(scratch: &std::path::Path) -> Result<(Scene, String)> {
     let (postgres, kafka) = tokio::try_join!(
         Postgres::start(PostgresOptions::default()),
         Kafka::start(KafkaOptions::default()),
     )?;
     let database = Database::create_on(&postgres).await?;
-    oncebox_migrations::migrate(database.url(), &Names::default()).await?;
+    let inventory = Database::create_on(&postgres).await?;
+    for database in [&database, &inventory] {
+        oncebox_migrations::migrate(database.url(), &Names::default()).await?;
+    }
+    consumer::create_table(&inventory).await?;
     let topic = kafka.create_topic("orders", 4).await;
     let proxy = Proxy::start(&kafka).await?;
+    let consumers_proxy = Proxy::start(&kafka).await?;
+    let options = database.options();
+    let server = SocketAddr::from((Ipv4Addr::LOCALHOST, options.get_port()));
+    let cable = Cable::start(server).await?;
+    let carried_url = database
+        .url()
+        .replace(&server.to_string(), &cable.address().to_string());
     let millis = |d: Duration| format!("{}ms", d.as_millis());
-    let arguments = [
-        ("--database-url", database.url().to_owned()),
-        ("--kafka", proxy.bootstrap().to_owned()),
-        ("--source", "shop".to_owned()),
-        ("--lease", millis(LEASE)),
-        ("--transaction-timeout", millis(TRANSACTION_TIMEOUT)),
-        ("--mark-interval", "50ms".to_owned()),
-        ("--retention", "5s".to_owned()),
+    let relay = [
+        ("--database-url", carried_url.as_str()),
+        ("--kafka", proxy.bootstrap()),
+        ("--source", "shop"),
+        ("--lease", &millis(LEASE)),
+        ("--transaction-timeout", &millis(TRANSACTION_TIMEOUT)),
+        ("--mark-interval", "50ms"),
+        ("--retention", "5s"),
     ];
-    let mut all = vec!["relay".to_owned()];
-    all.extend(
-        arguments
-            .into_iter()
-            .flat_map(|(flag, value)| [flag.to_owned(), value]),
+    let consumer = [
+        ("--database-url", inventory.url()),
+        ("--kafka", consumers_proxy.bootstrap()),
+        ("--topic", &topic),
+    ];
+    let relays = Crew::start(2, words("relay", &relay), scratch.join("relays.log"));
+    let consumers = Crew::start(
+        2,
+        words("consumer", &consumer),
+        scratch.join("consumers.log"),
     );
-    let crew = Crew::start(2, all, scratch.join("relays.log"));
     let scene = Scene {
         postgres,
         kafka,
+        cable,
         proxy,
+        consumers_proxy,
         database,
-        crew,
+        inventory,
+        relays,
+        consumers,
         lease: LEASE,
         transaction_timeout: TRANSACTION_TIMEOUT,
     };
     Ok((scene, topic))
+}
+
+fn words(command: &str, options: &[(&str, &str)]) -> Vec<String> {
+    let options = options.iter().flat_map(|(flag, value)| [*flag, *value]);
+    std::iter::once(command)
+        .chain(options)
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Lets everything that was committed arrive, ends all, and collects what happened. Also how many records of aborted
+/// transactions there are.
+async fn end(scene: Scene, topic: &str) -> Result<(History, usize)> {
+    scene.proxy.clear();
+    scene.consumers_proxy.clear();
+    let log = scene.relays.log.clone();
+    crew::until_empty(scene.relays.finish().await?, &log).await?;
+    let committed = workload::committed(&scene.database).await?;
+    let deadline = Instant::now() + 2 * RECOVERY;
+    while consumer::count(&scene.inventory).await? < i64::try_from(committed.len())? {
+        if Instant::now() > deadline {
+            // What is missing is lost, and the verdict will say so.
+            println!("the consumers do not get on; {}", scene.consumers.log_end());
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    // A second effect would come late.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    scene.consumers.finish().await?;
+
+    let bootstrap = scene.kafka.bootstrap();
+    let records = reader::read(bootstrap, topic, Isolation::ReadCommitted).await?;
+    let all = reader::read(bootstrap, topic, Isolation::ReadUncommitted).await?;
+    let aborted = all.len() - records.len();
+    let published: Result<Vec<_>> = records.iter().map(published).collect();
+    let history = History {
+        committed,
+        published: published?,
+        effects: Some(consumer::effects(&scene.inventory).await?),
+    };
+    Ok((history, aborted))
 }
 
 /// One fault and the recovery from it: how long that took, `None` if the fault never hit.
@@ -202,9 +259,11 @@ async fn disturb(scene: &mut Scene, kind: Kind, rng: &mut StdRng) -> Result<Opti
         tokio::time::sleep(Duration::from_millis(rng.random_range(0..200))).await;
         let hit = scene.inject(kind, rng).await?;
         scene.proxy.clear();
+        scene.consumers_proxy.clear();
         let start = Instant::now();
         recovered(scene).await?;
-        scene.crew.check().await?;
+        scene.relays.check().await?;
+        scene.consumers.check().await?;
         if hit {
             return Ok(Some(start.elapsed()));
         }
@@ -212,35 +271,24 @@ async fn disturb(scene: &mut Scene, kind: Kind, rng: &mut StdRng) -> Result<Opti
     Ok(None)
 }
 
-/// Waits until relays commit again.
+/// Waits until relays commit and consumers work again.
 async fn recovered(scene: &Scene) -> Result<()> {
     let deadline = Instant::now() + RECOVERY;
-    let mut first = None;
+    let (mut first_seq, mut first_count) = (None, None);
     loop {
-        if let Ok(seq) = scene.seq().await {
+        if let (Ok(seq), Ok(count)) = (scene.seq().await, consumer::count(&scene.inventory).await)
             // Two more transactions: one may have been under way.
-            if seq >= *first.get_or_insert(seq) + 2 {
-                return Ok(());
-            }
+            && seq >= *first_seq.get_or_insert(seq) + 2
+            && count > *first_count.get_or_insert(count)
+        {
+            return Ok(());
         }
         if Instant::now() > deadline {
-            let said = scene.crew.log_end();
-            bail!("nothing was published for {RECOVERY:?}; {said}");
+            let (relays, consumers) = (scene.relays.log_end(), scene.consumers.log_end());
+            bail!("nothing got on for {RECOVERY:?}; relays: {relays}\nconsumers: {consumers}");
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-}
-
-/// Compares the database with the topic.
-async fn verdict(database: &Database, bootstrap: &str, topic: &str) -> Result<Verdict> {
-    let records = reader::read(bootstrap, topic, Isolation::ReadCommitted).await?;
-    let published: Result<Vec<_>> = records.iter().map(published).collect();
-    let history = History {
-        committed: workload::committed(database).await?,
-        published: published?,
-        effects: None,
-    };
-    Ok(history.check())
 }
 
 fn published(record: &Record) -> Result<(Entry, Place)> {
@@ -296,20 +344,10 @@ fn print(hits: &BTreeMap<String, Tally>, verdict: &Verdict, counts: &Counts, abo
         load(&counts.unknown),
     );
     println!(
-        "rows: {} committed, {} published on {} keys; {aborted} records of aborted transactions stay invisible",
-        verdict.committed, verdict.published, verdict.keys
+        "rows: {} committed, {} published on {} keys, {} effects; {aborted} records of aborted transactions stay invisible",
+        verdict.committed, verdict.published, verdict.keys, verdict.effects
     );
-    let names = [
-        "lost",
-        "duplicate",
-        "inversion",
-        "phantom",
-        "altered",
-        "scattered",
-    ];
-    let found: Vec<_> = names
-        .map(|name| format!("{name} {}", verdict.count(name)))
-        .into();
+    let found = Violation::NAMES.map(|name| format!("{name} {}", verdict.count(name)));
     println!("{}", found.join(", "));
     for violation in verdict.violations.iter().take(20) {
         println!("  {violation}");

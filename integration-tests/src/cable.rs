@@ -1,0 +1,155 @@
+//! A TCP proxy that understands nothing: the network between a process and its database, which can freeze or break.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use anyhow::Result;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+/// What the network does; the number counts the breaks.
+#[derive(Clone, Copy, Debug, Default)]
+struct State {
+    frozen: bool,
+    breaks: usize,
+}
+
+/// A cable to one server. Dropped = broken for good.
+#[derive(Debug)]
+pub struct Cable {
+    address: SocketAddr,
+    state: watch::Sender<State>,
+    _connections: JoinSet<()>,
+}
+
+impl Cable {
+    /// Listens on a free port of 127.0.0.1.
+    ///
+    /// # Errors
+    /// No port can be bound.
+    pub async fn start(target: SocketAddr) -> Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = listener.local_addr()?;
+        let (state, seen) = watch::channel(State::default());
+        let mut connections = JoinSet::new();
+        connections.spawn(accept(listener, target, seen));
+        Ok(Self {
+            address,
+            state,
+            _connections: connections,
+        })
+    }
+
+    /// Where to connect instead of the server.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Connections stay and nothing passes: neither side is told.
+    pub fn freeze(&self) {
+        self.state.send_modify(|state| state.frozen = true);
+    }
+
+    /// What waited arrives.
+    pub fn thaw(&self) {
+        self.state.send_modify(|state| state.frozen = false);
+    }
+
+    /// Every connection ends; new ones are accepted.
+    pub fn cut(&self) {
+        self.state.send_modify(|state| state.breaks += 1);
+    }
+}
+
+async fn accept(listener: TcpListener, target: SocketAddr, state: watch::Receiver<State>) {
+    // Dropped with this task, and all connections with it.
+    let mut connections = JoinSet::new();
+    while let Ok((near, _)) = listener.accept().await {
+        let state = state.clone();
+        connections.spawn(async move {
+            if let Ok(far) = TcpStream::connect(target).await {
+                connect(near, far, state).await;
+            }
+        });
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn connect(near: TcpStream, far: TcpStream, mut state: watch::Receiver<State>) {
+    let breaks = state.borrow().breaks;
+    let (near_read, near_write) = near.into_split();
+    let (far_read, far_write) = far.into_split();
+    tokio::select! {
+        () = carry(near_read, far_write, state.clone()) => {}
+        () = carry(far_read, near_write, state.clone()) => {}
+        _ = state.wait_for(|now| now.breaks > breaks) => {}
+    }
+}
+
+/// Carries one direction until it ends.
+async fn carry(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut state: watch::Receiver<State>) {
+    let mut buffer = vec![0; 64 * 1024];
+    loop {
+        let Ok(read @ 1..) = from.read(&mut buffer).await else {
+            return;
+        };
+        let thawed = state.wait_for(|now| !now.frozen).await.is_ok();
+        if !thawed || to.write_all(&buffer[..read]).await.is_err() {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::time::Duration;
+
+    use super::*;
+
+    /// A server that sends back what it gets.
+    async fn echo() -> SocketAddr {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            loop {
+                let (mut connection, _) = listener.accept().await.unwrap();
+                tokio::spawn(async move {
+                    let (mut read, mut write) = connection.split();
+                    let _ = tokio::io::copy(&mut read, &mut write).await;
+                });
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn it_carries_freezes_thaws_and_breaks() {
+        let cable = Cable::start(echo().await).await.unwrap();
+        let mut client = TcpStream::connect(cable.address()).await.unwrap();
+        let mut answer = [0; 2];
+        client.write_all(b"hi").await.unwrap();
+        client.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"hi");
+
+        cable.freeze();
+        client.write_all(b"yo").await.unwrap();
+        let waiting =
+            tokio::time::timeout(Duration::from_millis(200), client.read_exact(&mut answer));
+        assert!(waiting.await.is_err(), "nothing passes");
+        cable.thaw();
+        client.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"yo");
+
+        cable.cut();
+        assert_eq!(client.read(&mut answer).await.unwrap_or(0), 0);
+        let mut client = TcpStream::connect(cable.address()).await.unwrap();
+        client.write_all(b"ok").await.unwrap();
+        client.read_exact(&mut answer).await.unwrap();
+        assert_eq!(&answer, b"ok");
+    }
+}
