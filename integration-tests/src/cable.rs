@@ -1,6 +1,8 @@
 //! A TCP proxy that understands nothing: the network between a process and its database, which can freeze or break.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use anyhow::Result;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -21,6 +23,7 @@ struct State {
 pub struct Cable {
     address: SocketAddr,
     state: watch::Sender<State>,
+    open: Open,
     _connections: JoinSet<()>,
 }
 
@@ -34,10 +37,12 @@ impl Cable {
         let address = listener.local_addr()?;
         let (state, seen) = watch::channel(State::default());
         let mut connections = JoinSet::new();
-        connections.spawn(accept(listener, target, seen));
+        let open = Open::default();
+        connections.spawn(accept(listener, target, seen, open.clone()));
         Ok(Self {
             address,
             state,
+            open,
             _connections: connections,
         })
     }
@@ -58,18 +63,50 @@ impl Cable {
         self.state.send_modify(|state| state.frozen = false);
     }
 
-    /// Every connection ends; new ones are accepted.
-    pub fn cut(&self) {
+    /// Every connection ends; new ones are accepted. Returns how many there were.
+    pub fn cut(&self) -> usize {
+        let open = self.open.count();
         self.state.send_modify(|state| state.breaks += 1);
+        open
     }
 }
 
-async fn accept(listener: TcpListener, target: SocketAddr, state: watch::Receiver<State>) {
+/// Counts connections: each holds a [`Guard`] while it lives.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Open(Arc<AtomicUsize>);
+
+/// See [`Open`].
+pub(crate) struct Guard(Open);
+
+impl Open {
+    pub(crate) fn guard(&self) -> Guard {
+        self.0.fetch_add(1, Relaxed);
+        Guard(self.clone())
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Relaxed);
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    target: SocketAddr,
+    state: watch::Receiver<State>,
+    open: Open,
+) {
     // Dropped with this task, and all connections with it.
     let mut connections = JoinSet::new();
     while let Ok((near, _)) = listener.accept().await {
-        let state = state.clone();
+        let (state, guard) = (state.clone(), open.guard());
         connections.spawn(async move {
+            let _open = guard;
             if let Ok(far) = TcpStream::connect(target).await {
                 connect(near, far, state).await;
             }
@@ -145,7 +182,7 @@ mod tests {
         client.read_exact(&mut answer).await.unwrap();
         assert_eq!(&answer, b"yo");
 
-        cable.cut();
+        assert_eq!(cable.cut(), 1);
         assert_eq!(client.read(&mut answer).await.unwrap_or(0), 0);
         let mut client = TcpStream::connect(cable.address()).await.unwrap();
         client.write_all(b"ok").await.unwrap();

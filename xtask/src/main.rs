@@ -38,7 +38,7 @@ const COMMANDS: &[(&str, &str, Body)] = &[
     ),
     (
         "sabotage",
-        "take out one protection at a time: the test that guards it has to fail",
+        "take out one protection at a time: the test that guards it has to fail; `--check`: do the patches apply",
         sabotage::run,
     ),
     (

@@ -105,9 +105,9 @@ impl Proxy {
         self.rules.requests(api_key)
     }
 
-    /// Cuts every open connection. New ones are accepted.
-    pub fn cut_all(&self) {
-        self.rules.cut_all();
+    /// Cuts every open connection; new ones are accepted. Returns how many there were.
+    pub fn cut_all(&self) -> usize {
+        self.rules.cut_all()
     }
 
     /// Forgets every rule. What is held stays held until its [`Rule`] releases it or is dropped.
@@ -125,8 +125,11 @@ impl Drop for Proxy {
 async fn accept(listener: TcpListener, target: u16, rules: Arc<Rules>) {
     let mut connections = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
-        let (rules, cut) = (Arc::clone(&rules), rules.connection());
-        connections.spawn(connection::serve(client, target, rules, cut));
+        let (rules, (cut, open)) = (Arc::clone(&rules), rules.connection());
+        connections.spawn(async move {
+            let _open = open;
+            connection::serve(client, target, rules, cut).await;
+        });
         while connections.try_join_next().is_some() {}
     }
 }

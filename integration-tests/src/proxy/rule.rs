@@ -8,6 +8,7 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::Cut;
 use super::frame::Answer;
+use crate::cable::{Guard, Open};
 
 /// Direction of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,7 @@ pub(super) struct Rules {
     rules: Mutex<Vec<Arc<RuleState>>>,
     requests: Mutex<HashMap<i16, usize>>,
     cut: Mutex<Cut>,
+    open: Open,
 }
 
 impl Rules {
@@ -46,13 +48,16 @@ impl Rules {
             .cloned()
     }
 
-    /// A token for a new connection.
-    pub(super) fn connection(&self) -> Cut {
-        lock(&self.cut).child_token()
+    /// A token for a new connection, and its place in the count.
+    pub(super) fn connection(&self) -> (Cut, Guard) {
+        (lock(&self.cut).child_token(), self.open.guard())
     }
 
-    pub(super) fn cut_all(&self) {
+    /// Returns how many connections there were.
+    pub(super) fn cut_all(&self) -> usize {
+        let open = self.open.count();
         std::mem::take(&mut *lock(&self.cut)).cancel();
+        open
     }
 
     pub(super) fn clear(&self) {

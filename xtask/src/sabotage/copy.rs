@@ -81,7 +81,6 @@ impl Copy {
 }
 
 /// Whether a patch still fits the tree; changes nothing.
-#[cfg(test)]
 pub(super) fn check(root: &Path, patch: &Patch) -> Result<()> {
     git_apply(root, patch, &["--check"])
 }

@@ -32,22 +32,22 @@ struct Slot {
 /// The processes.
 pub(crate) struct Crew {
     slots: Vec<Slot>,
-    arguments: Vec<String>,
     pub(crate) log: std::path::PathBuf,
     stop: CancellationToken,
 }
 
 impl Crew {
-    /// Starts `size` processes with these arguments; they append to `log`.
-    pub(crate) fn start(size: usize, arguments: Vec<String>, log: std::path::PathBuf) -> Self {
+    /// Starts one process for each list of arguments; they append to `log`.
+    pub(crate) fn start(all: Vec<Vec<String>>, log: std::path::PathBuf) -> Self {
         let stop = CancellationToken::new();
-        let slots = (0..size)
-            .map(|_| {
+        let slots = all
+            .into_iter()
+            .map(|arguments| {
                 let (pid, pid_seen) = watch::channel(None);
                 let (ended, ended_seen) = watch::channel(None);
                 let next = Arc::new(Mutex::new(Vec::new()));
                 let supervisor = supervise(
-                    arguments.clone(),
+                    arguments,
                     log.clone(),
                     Arc::clone(&next),
                     (pid, ended),
@@ -61,12 +61,12 @@ impl Crew {
                 }
             })
             .collect();
-        Self {
-            slots,
-            arguments,
-            log,
-            stop,
-        }
+        Self { slots, log, stop }
+    }
+
+    /// The place of a process that lives now.
+    pub(crate) fn slot(&self, pid: u32) -> Option<usize> {
+        self.slots.iter().position(|s| *s.pid.borrow() == Some(pid))
     }
 
     /// The processes that live now.
@@ -115,14 +115,14 @@ impl Crew {
         died
     }
 
-    /// Ends all. Returns their arguments.
-    pub(crate) async fn finish(mut self) -> Result<Vec<String>> {
+    /// Ends all.
+    pub(crate) async fn finish(mut self) -> Result<()> {
         self.check().await?;
         self.stop.cancel();
         for slot in &mut self.slots {
             (&mut slot.supervisor).await??;
         }
-        Ok(self.arguments)
+        Ok(())
     }
 }
 

@@ -49,6 +49,8 @@ pub(crate) enum Kind {
     CutDatabase,
     /// The network between the relays and their database is frozen for a while.
     FreezeCable,
+    /// The network between the leader and its database is frozen until another leads.
+    FreezeLeader,
     /// The network between the relays and their database breaks.
     CutCable,
     /// The server of both databases is stopped in an orderly way and started again.
@@ -111,7 +113,7 @@ impl Kind {
         for kind in requests {
             kinds.extend(WATCHED.map(kind));
         }
-        kinds.extend([Self::FreezeCable, Self::CutCable]);
+        kinds.extend([Self::FreezeCable, Self::FreezeLeader, Self::CutCable]);
         kinds.extend([Self::PauseBroker, Self::KillBroker]);
         kinds.extend([Self::RestartDatabase, Self::CrashDatabase]);
         kinds.extend(CONSUMER_STEPS.map(Self::ConsumerKillAt));
@@ -147,6 +149,7 @@ impl fmt::Display for Kind {
             Self::KillBroker => f.write_str("kill-broker"),
             Self::CutDatabase => f.write_str("cut-database"),
             Self::FreezeCable => f.write_str("freeze-cable"),
+            Self::FreezeLeader => f.write_str("freeze-leader"),
             Self::CutCable => f.write_str("cut-cable"),
             Self::RestartDatabase => f.write_str("restart-database"),
             Self::CrashDatabase => f.write_str("crash-database"),
@@ -166,8 +169,8 @@ impl fmt::Display for Kind {
 pub(crate) struct Scene {
     pub(crate) postgres: Postgres,
     pub(crate) kafka: Kafka,
-    /// Between the relays and their database.
-    pub(crate) cable: Cable,
+    /// Between each relay and its database.
+    pub(crate) cables: Vec<Cable>,
     /// Between the relays and Kafka.
     pub(crate) proxy: Proxy,
     /// Between the consumers and Kafka.
@@ -195,12 +198,9 @@ impl Scene {
             }
             Kind::Stop => Ok(signal(self.leader().await?, "TERM")),
             Kind::Pause => {
-                // Now past the lease only, now past the transaction's time-out as well.
-                let longest = self.transaction_timeout + Duration::from_secs(1);
-                let paused = rng.random_range(self.lease..longest) + Duration::from_millis(200);
                 let leader = self.leader().await?;
                 let hit = signal(leader, "STOP");
-                tokio::time::sleep(paused).await;
+                tokio::time::sleep(self.past_the_lease(rng)).await;
                 let deposed = self.owner().await?.is_none_or(|pid| pid != leader);
                 Ok(hit && signal(leader, "CONT") && deposed)
             }
@@ -224,23 +224,18 @@ impl Scene {
                 let released = tokio::time::timeout(PATIENCE, rule.release()).await;
                 Ok(released.is_ok())
             }
-            Kind::CutKafka => {
-                self.proxy.cut_all();
-                Ok(true)
-            }
+            Kind::CutKafka => Ok(self.proxy.cut_all() > 0),
             Kind::PauseBroker => {
                 self.kafka.pause_broker(0).await?;
-                tokio::time::sleep(Duration::from_millis(rng.random_range(200..5_000))).await;
+                let hit = self.stands_still(rng).await;
                 self.kafka.resume_broker(0).await?;
-                Ok(true)
+                hit
             }
             Kind::KillBroker => {
                 self.kafka.kill_broker(0).await?;
-                // Now shorter and now longer than the time-out of a transaction.
-                let down = 2 * self.transaction_timeout;
-                tokio::time::sleep(rng.random_range(Duration::ZERO..down)).await;
+                let hit = self.stands_still(rng).await;
                 self.kafka.start_broker(0).await?;
-                Ok(true)
+                hit
             }
             Kind::CutDatabase => cut(&self.database).await,
             Kind::CutInventory => cut(&self.inventory).await,
@@ -271,15 +266,23 @@ impl Scene {
                 Ok(hit(&self.consumers_proxy.on_request(key).cut()).await)
             }
             Kind::FreezeCable => {
-                self.cable.freeze();
-                tokio::time::sleep(Duration::from_millis(rng.random_range(200..5_000))).await;
-                self.cable.thaw();
-                Ok(true)
+                self.cables.iter().for_each(Cable::freeze);
+                let hit = self.stands_still(rng).await;
+                self.cables.iter().for_each(Cable::thaw);
+                hit
             }
-            Kind::CutCable => {
-                self.cable.cut();
-                Ok(true)
+            Kind::FreezeLeader => {
+                let leader = self.leader().await?;
+                let Some(slot) = self.relays.slot(leader) else {
+                    return Ok(false);
+                };
+                self.cables[slot].freeze();
+                tokio::time::sleep(self.past_the_lease(rng)).await;
+                let deposed = self.owner().await?.is_none_or(|pid| pid != leader);
+                self.cables[slot].thaw();
+                Ok(deposed)
             }
+            Kind::CutCable => Ok(self.cables.iter().map(Cable::cut).sum::<usize>() > 0),
             Kind::RestartDatabase => {
                 self.postgres.stop().await?;
                 self.postgres.start_again().await?;
@@ -300,12 +303,30 @@ impl Scene {
         Ok(seq.fetch_one(&mut conn).await?)
     }
 
+    /// Waits, now shorter and now longer than the time-out of a transaction. Whether nothing was acknowledged meanwhile.
+    async fn stands_still(&self, rng: &mut StdRng) -> Result<bool> {
+        // What was under way when the fault began.
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let before = self.seq().await?;
+        let longest = 3 * self.transaction_timeout / 2;
+        tokio::time::sleep(rng.random_range(Duration::ZERO..longest)).await;
+        Ok(self.seq().await? == before)
+    }
+
+    /// Now past the lease only, now past the transaction's time-out as well.
+    fn past_the_lease(&self, rng: &mut StdRng) -> Duration {
+        let longest = self.transaction_timeout + Duration::from_secs(1);
+        // A standby looks at the lease every quarter of it, and takes a moment to take over.
+        let shortest = self.lease * 3 / 2;
+        rng.random_range(shortest..longest.max(shortest * 2))
+    }
+
     fn a_consumer(&self, rng: &mut StdRng) -> Option<u32> {
         self.consumers.pids().choose(rng).copied()
     }
 
     /// The process that leads; waits for one.
-    async fn leader(&self) -> Result<u32> {
+    pub(crate) async fn leader(&self) -> Result<u32> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
             if let Some(pid) = self.owner().await?
@@ -319,7 +340,7 @@ impl Scene {
     }
 
     /// The process in the lease: `host/pid/…`.
-    async fn owner(&self) -> Result<Option<u32>> {
+    pub(crate) async fn owner(&self) -> Result<Option<u32>> {
         let mut conn = PgConnection::connect_with(&self.database.options()).await?;
         let owner: Option<String> = sqlx::query_scalar("SELECT owner FROM oncebox_mark")
             .fetch_one(&mut conn)

@@ -8,6 +8,7 @@
 mod consumer;
 mod crew;
 mod fault;
+mod takeover;
 mod workload;
 
 use std::collections::BTreeMap;
@@ -34,6 +35,8 @@ use crate::crew::Crew;
 use crate::fault::{Kind, Scene};
 use crate::workload::{Counts, Workload};
 
+const SOURCE: &str = "shop";
+/// Of the relays under random faults; take-overs are measured with the default.
 const LEASE: Duration = Duration::from_secs(1);
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long the relays may take to get on again after a fault.
@@ -53,6 +56,10 @@ struct Arguments {
     /// Only kinds whose names begin so; may be repeated.
     #[arg(long = "kind", value_name = "PREFIX")]
     kinds: Vec<String>,
+    /// Instead of that, measures so often each how long nothing is published when the leader is killed, stopped, paused or
+    /// cut off from its database, with the default lease.
+    #[arg(long, value_name = "RUNS")]
+    takeover: Option<usize>,
     /// Decides order, times and the workload. Defaults to a random one, which is printed.
     #[arg(long)]
     seed: Option<u64>,
@@ -68,7 +75,10 @@ fn main() -> ExitCode {
         }
         _ => {
             let arguments = Arguments::parse();
-            in_runtime(run(&arguments))
+            match arguments.takeover {
+                Some(runs) => in_runtime(takeover::measure(runs)),
+                None => in_runtime(run(&arguments)),
+            }
         }
     };
     match outcome {
@@ -104,7 +114,7 @@ async fn run(arguments: &Arguments) -> Result<ExitCode> {
     plan.shuffle(&mut rng);
 
     let scratch = tempfile::tempdir()?;
-    let (mut scene, topic) = set(scratch.path()).await?;
+    let (mut scene, topic) = set(scratch.path(), LEASE).await?;
     let workload = Workload::start(&scene.database, &topic, seed).await?;
     let counts = std::sync::Arc::clone(&workload.counts);
     recovered(&scene).await?;
@@ -153,7 +163,7 @@ fn replay(arguments: &Arguments, seed: u64) -> String {
 }
 
 /// Services, an outbox, a topic, two relays and two consumers, which reach Kafka through proxies.
-async fn set(scratch: &std::path::Path) -> Result<(Scene, String)> {
+async fn set(scratch: &std::path::Path, lease: Duration) -> Result<(Scene, String)> {
     let (postgres, kafka) = tokio::try_join!(
         Postgres::start(PostgresOptions::default()),
         Kafka::start(KafkaOptions::default()),
@@ -169,16 +179,16 @@ async fn set(scratch: &std::path::Path) -> Result<(Scene, String)> {
     let consumers_proxy = Proxy::start(&kafka).await?;
     let options = database.options();
     let server = SocketAddr::from((Ipv4Addr::LOCALHOST, options.get_port()));
-    let cable = Cable::start(server).await?;
-    let carried_url = database
-        .url()
-        .replace(&server.to_string(), &cable.address().to_string());
+    let cables = [Cable::start(server).await?, Cable::start(server).await?];
+    let carried_url = |cable: &Cable| {
+        let (direct, carried) = (server.to_string(), cable.address().to_string());
+        database.url().replace(&direct, &carried)
+    };
     let millis = |d: Duration| format!("{}ms", d.as_millis());
     let relay = [
-        ("--database-url", carried_url.as_str()),
         ("--kafka", proxy.bootstrap()),
-        ("--source", "shop"),
-        ("--lease", &millis(LEASE)),
+        ("--source", SOURCE),
+        ("--lease", &millis(lease)),
         ("--transaction-timeout", &millis(TRANSACTION_TIMEOUT)),
         ("--mark-interval", "50ms"),
         ("--retention", "5s"),
@@ -188,23 +198,23 @@ async fn set(scratch: &std::path::Path) -> Result<(Scene, String)> {
         ("--kafka", consumers_proxy.bootstrap()),
         ("--topic", &topic),
     ];
-    let relays = Crew::start(2, words("relay", &relay), scratch.join("relays.log"));
-    let consumers = Crew::start(
-        2,
-        words("consumer", &consumer),
-        scratch.join("consumers.log"),
-    );
+    let relays = cables.each_ref().map(|cable| {
+        let mut all = words("relay", &relay);
+        all.extend(["--database-url".to_owned(), carried_url(cable)]);
+        all
+    });
+    let consumers = vec![words("consumer", &consumer); 2];
     let scene = Scene {
         postgres,
         kafka,
-        cable,
+        cables: cables.into(),
         proxy,
         consumers_proxy,
         database,
         inventory,
-        relays,
-        consumers,
-        lease: LEASE,
+        relays: Crew::start(relays.into(), scratch.join("relays.log")),
+        consumers: Crew::start(consumers, scratch.join("consumers.log")),
+        lease,
         transaction_timeout: TRANSACTION_TIMEOUT,
     };
     Ok((scene, topic))
@@ -224,7 +234,13 @@ async fn end(scene: Scene, topic: &str) -> Result<(History, usize)> {
     scene.proxy.clear();
     scene.consumers_proxy.clear();
     let log = scene.relays.log.clone();
-    crew::until_empty(scene.relays.finish().await?, &log).await?;
+    scene.relays.finish().await?;
+    let relay = [
+        ("--database-url", scene.database.url()),
+        ("--kafka", scene.kafka.bootstrap()),
+        ("--source", SOURCE),
+    ];
+    crew::until_empty(words("relay", &relay), &log).await?;
     let committed = workload::committed(&scene.database).await?;
     let deadline = Instant::now() + 2 * RECOVERY;
     while consumer::count(&scene.inventory).await? < i64::try_from(committed.len())? {
@@ -252,7 +268,7 @@ async fn end(scene: Scene, topic: &str) -> Result<(History, usize)> {
     Ok((history, aborted))
 }
 
-/// One fault and the recovery from it: how long that took, `None` if the fault never hit.
+/// One fault and the recovery from it: how long that took from the end of the fault, `None` if the fault never hit.
 async fn disturb(scene: &mut Scene, kind: Kind, rng: &mut StdRng) -> Result<Option<Duration>> {
     for _ in 0..ATTEMPTS {
         // In the middle of something, not always at the same place.
@@ -276,6 +292,7 @@ async fn recovered(scene: &Scene) -> Result<()> {
     let deadline = Instant::now() + RECOVERY;
     let (mut first_seq, mut first_count) = (None, None);
     loop {
+        // While the database is down, nothing is known.
         if let (Ok(seq), Ok(count)) = (scene.seq().await, consumer::count(&scene.inventory).await)
             // Two more transactions: one may have been under way.
             && seq >= *first_seq.get_or_insert(seq) + 2
