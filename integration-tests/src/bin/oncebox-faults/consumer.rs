@@ -5,14 +5,15 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use futures_util::TryStreamExt as _;
 use oncebox_inbox::{HandlerError, Inbox, Step};
 use oncebox_integration_tests::history::Entry;
 use oncebox_integration_tests::services::Database;
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{Connection as _, PgConnection, Row as _};
+use sqlx::{Connection as _, PgConnection};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+
+use crate::workload;
 
 /// Kafka's shortest, so that a killed or stopped consumer is replaced soon.
 const SESSION_TIMEOUT: &str = "6000";
@@ -52,16 +53,7 @@ pub(crate) async fn count(database: &Database) -> Result<i64> {
 /// The effects in the order of their numbers: that of the commits of one key, because one transaction at a time works on a
 /// partition.
 pub(crate) async fn effects(database: &Database) -> Result<Vec<Entry>> {
-    let mut conn = PgConnection::connect_with(&database.options()).await?;
-    let rows = sqlx::query("SELECT id, key, number FROM effects ORDER BY n").fetch(&mut conn);
-    let entries = rows.and_then(async |row| {
-        Ok(Entry {
-            id: row.try_get("id")?,
-            key: row.try_get("key")?,
-            number: row.try_get("number")?,
-        })
-    });
-    Ok(entries.try_collect().await?)
+    workload::entries(database, "SELECT id, key, number FROM effects ORDER BY n").await
 }
 
 /// The body of the process; ends with SIGTERM. Exit code 4: going on would break a promise.

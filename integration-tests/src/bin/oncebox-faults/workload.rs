@@ -85,9 +85,13 @@ impl Workload {
 
 /// What was committed: the business rows, which were written in the same transactions as the messages.
 pub(crate) async fn committed(database: &Database) -> Result<Vec<Entry>> {
+    entries(database, "SELECT id, key, number FROM orders").await
+}
+
+/// The rows of a query for id, key and number.
+pub(crate) async fn entries(database: &Database, query: &'static str) -> Result<Vec<Entry>> {
     let mut conn = PgConnection::connect_with(&database.options()).await?;
-    let rows = sqlx::query("SELECT id, key, number FROM orders").fetch(&mut conn);
-    let entries = rows.and_then(async |row| {
+    let entries = sqlx::query(query).fetch(&mut conn).and_then(async |row| {
         Ok(Entry {
             id: row.try_get("id")?,
             key: row.try_get("key")?,
