@@ -1,6 +1,5 @@
 //! The project's own commands: `cargo xtask <command>`.
 
-mod bare_root;
 mod features;
 mod sabotage;
 mod test;
@@ -44,7 +43,7 @@ const COMMANDS: &[(&str, &str, Body)] = &[
     (
         "bare-root",
         "run `cargo xtask test` inside a bare Debian root (root on Debian only)",
-        bare_root::run,
+        tools::bare_root,
     ),
 ];
 

@@ -1,8 +1,8 @@
-//! Commands that are programs of `oncebox-integration-tests`: built, and given the arguments; they know their own.
+//! Commands that are programs of `integration-tests`: built, and given the arguments; they know their own.
 
 use std::process::{Command, ExitCode};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::test;
 
@@ -24,8 +24,15 @@ pub(crate) fn faults(arguments: &[String]) -> Result<ExitCode> {
     run(Command::new(&program.executable), arguments)
 }
 
+/// `cargo xtask bare-root`: the fresh-machine test; the script says what it does.
+pub(crate) fn bare_root(arguments: &[String]) -> Result<ExitCode> {
+    let script = crate::workspace().join("integration-tests/bare-root.sh");
+    run(Command::new(script), arguments)
+}
+
 fn run(mut command: Command, arguments: &[String]) -> Result<ExitCode> {
-    let status = command.args(arguments).status()?;
+    let program = command.get_program().display().to_string();
+    let status = command.args(arguments).status().context(program)?;
     Ok(if status.success() {
         ExitCode::SUCCESS
     } else {

@@ -20,7 +20,7 @@
 
 mod violation;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use uuid::Uuid;
 
@@ -100,7 +100,7 @@ impl History {
 
         let mut violations = Vec::new();
         let mut partitions: BTreeMap<&str, BTreeSet<i32>> = BTreeMap::new();
-        let mut seen: BTreeMap<Uuid, usize> = BTreeMap::new();
+        let mut seen = HashSet::new();
         let mut last: HashMap<(&str, i32), i64> = HashMap::new();
         for (entry, place) in published {
             match committed.get(&entry.id) {
@@ -114,9 +114,7 @@ impl History {
                 .entry(&entry.key)
                 .or_default()
                 .insert(place.partition);
-            let times = seen.entry(entry.id).or_default();
-            *times += 1;
-            if *times > 1 {
+            if !seen.insert(entry.id) {
                 // A second copy says nothing about the order; it is a violation of its own.
                 violations.push(Violation::Duplicate(entry.clone(), *place));
                 continue;
@@ -130,7 +128,7 @@ impl History {
             *before = entry.number.max(*before);
         }
         for entry in &self.committed {
-            if !seen.contains_key(&entry.id) {
+            if !seen.contains(&entry.id) {
                 violations.push(Violation::Lost(entry.clone()));
             }
         }
@@ -160,15 +158,13 @@ fn check_effects(
     effects: &[Entry],
     violations: &mut Vec<Violation>,
 ) {
-    let mut happened: HashMap<Uuid, usize> = HashMap::new();
+    let mut happened = HashSet::new();
     let mut last: HashMap<&str, i64> = HashMap::new();
     for entry in effects {
         if !truth.contains_key(&entry.id) {
             violations.push(Violation::PhantomEffect(entry.clone()));
         }
-        let times = happened.entry(entry.id).or_default();
-        *times += 1;
-        if *times > 1 {
+        if !happened.insert(entry.id) {
             violations.push(Violation::DuplicateEffect(entry.clone()));
             continue;
         }
@@ -179,7 +175,7 @@ fn check_effects(
         *before = entry.number.max(*before);
     }
     for entry in committed {
-        if !happened.contains_key(&entry.id) {
+        if !happened.contains(&entry.id) {
             violations.push(Violation::LostEffect(entry.clone()));
         }
     }

@@ -248,17 +248,19 @@ impl Rule {
     /// # Panics
     /// Not within 60 s.
     pub async fn hit_times(&self, n: usize) {
-        let mut hits = self.state.hits.subscribe();
-        let waiting = hits.wait_for(|hits| *hits >= n);
-        let in_time = tokio::time::timeout(Duration::from_secs(60), waiting)
-            .await
-            .is_ok();
         assert!(
-            in_time,
+            self.hit_within(n, Duration::from_secs(60)).await,
             "the rule for api key {} was hit {} times, not {n}",
             self.state.api_key,
             self.hits()
         );
+    }
+
+    /// Waits until it has taken `n` frames; `false` when that does not happen within `patience`.
+    pub async fn hit_within(&self, n: usize, patience: Duration) -> bool {
+        let mut hits = self.state.hits.subscribe();
+        let waiting = hits.wait_for(|hits| *hits >= n);
+        tokio::time::timeout(patience, waiting).await.is_ok()
     }
 
     /// Passes the held frame (one of them) on. For a request: waits for the broker's answer, which also goes to the

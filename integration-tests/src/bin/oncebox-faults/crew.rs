@@ -164,7 +164,7 @@ async fn supervise(
         ended.send_replace(Some((armed, status)));
         if status.code() == Some(IN_DANGER) {
             bail!(
-                "a relay stopped although nothing was lost; {}",
+                "it stopped although no promise was in danger; {}",
                 log_end(&log)
             );
         }

@@ -93,7 +93,7 @@ const WATCHED: [i16; 5] = [
 ];
 
 impl Kind {
-    /// Every kind, the cheap ones first.
+    /// Every kind.
     pub(crate) fn all() -> Vec<Self> {
         let mut kinds: Vec<_> = Step::ALL.into_iter().map(Self::KillAt).collect();
         kinds.extend([
@@ -240,12 +240,9 @@ impl Scene {
             Kind::CutDatabase => cut(&self.database).await,
             Kind::CutInventory => cut(&self.inventory).await,
             Kind::ConsumerKillAt(step) => {
-                let at = format!("{step}:{}", rng.random_range(1..=20));
-                let at = if step == "owned" {
-                    "owned:1".to_owned()
-                } else {
-                    at
-                };
+                // A consumer may own a single partition.
+                let most = if step == "owned" { 1 } else { 20 };
+                let at = format!("{step}:{}", rng.random_range(1..=most));
                 let arm = ["--kill-at".to_owned(), at];
                 Ok(self.consumers.run_armed(&arm, 2 * PATIENCE).await)
             }
@@ -369,9 +366,5 @@ async fn cut(database: &Database) -> Result<bool> {
 }
 
 async fn hit(rule: &Rule) -> bool {
-    let deadline = tokio::time::Instant::now() + PATIENCE;
-    while rule.hits() == 0 && tokio::time::Instant::now() < deadline {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    rule.hits() > 0
+    rule.hit_within(1, PATIENCE).await
 }
