@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::config::Flags;
+use crate::config::{ConfigError, Flags};
 use crate::{demo, exit, kill_at::KillAt};
 
 const ABOUT: &str = "Carries a change from one service's database to Kafka and into the next service's database, exactly once";
@@ -149,7 +149,7 @@ pub enum DialectName {
 #[derive(Debug, Args)]
 #[command(subcommand_negates_reqs = true)]
 pub struct Relay {
-    /// `resume`, or nothing: run.
+    /// `resume`, `pause`, `park`, or nothing: run.
     #[command(subcommand)]
     pub command: Option<RelayCommand>,
     /// How to run.
@@ -251,20 +251,156 @@ impl RelayRun {
     }
 }
 
-/// Operations on the position of a relay.
+/// Operations on a relay.
 #[derive(Debug, Subcommand)]
 pub enum RelayCommand {
-    /// Choose the position that the relay goes on from, after it stopped for its safety.
+    /// Choose the position that the relay goes on from, after it stopped for its safety; or publish to a paused topic again.
     Resume(RelayResume),
+    /// Stop publishing to a topic, or to one key of it; its messages are parked until `resume --topic`.
+    Pause(RelayPause),
+    /// Messages that Kafka refuses, and what waits behind them.
+    #[command(subcommand)]
+    Park(ParkCommand),
 }
 
 /// `oncebox relay resume`
 #[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("what").required(true)))]
 pub struct RelayResume {
     /// mark (the database's position), checkpoint (Kafka's), or an outbox id: everything up to it counts as published.
-    #[arg(long, value_name = "mark|checkpoint|ID")]
-    pub from: String,
-    /// Write it. Without: only say what would change.
+    #[arg(long, value_name = "mark|checkpoint|ID", group = "what")]
+    pub from: Option<String>,
+    /// Publish to this topic again, what was parked first.
+    #[arg(long, group = "what")]
+    pub topic: Option<String>,
+    /// With --topic: only this key, if it was paused by itself.
+    #[command(flatten)]
+    pub key: Key,
+    /// With --from: write it. Without: only say what would change.
+    #[arg(long, requires = "from")]
+    pub apply: bool,
+}
+
+/// A key of a topic.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Key {
+    /// The key, as text.
+    #[arg(long, value_name = "KEY", requires = "topic")]
+    pub key: Option<String>,
+    /// The key, as hexadecimal digits.
+    #[arg(long, value_name = "HEX", requires = "topic", conflicts_with = "key")]
+    pub key_hex: Option<String>,
+}
+
+impl Key {
+    /// Its bytes.
+    ///
+    /// # Errors
+    /// Not hexadecimal.
+    pub fn bytes(&self) -> Result<Option<Vec<u8>>, ConfigError> {
+        let Some(hex) = &self.key_hex else {
+            return Ok(self.key.as_ref().map(|key| key.as_bytes().to_vec()));
+        };
+        let pairs = hex.as_bytes().chunks(2).map(|pair| {
+            let text = std::str::from_utf8(pair).ok().filter(|_| pair.len() == 2);
+            text.and_then(|text| u8::from_str_radix(text, 16).ok())
+        });
+        let bytes: Option<Vec<u8>> = pairs.collect();
+        let wrong = || {
+            ConfigError::Value(format!(
+                "flag --key-hex: {hex:?} is not an even number of hexadecimal digits"
+            ))
+        };
+        bytes.map(Some).ok_or_else(wrong)
+    }
+}
+
+/// `oncebox relay pause`
+#[derive(Debug, Args)]
+pub struct RelayPause {
+    /// The topic.
+    #[arg(long)]
+    pub topic: String,
+    /// Only this key.
+    #[command(flatten)]
+    pub key: Key,
+    /// Why, for whoever looks at it later.
+    #[arg(long, default_value = "paused by an operator")]
+    pub reason: String,
+}
+
+/// `oncebox relay park`
+#[derive(Debug, Subcommand)]
+pub enum ParkCommand {
+    /// What waits and why, the oldest first, and which topics are paused.
+    List(ParkList),
+    /// One message in full.
+    Show(ParkShow),
+    /// Publish these messages again; what waits behind them follows by itself.
+    Requeue(ParkChoice),
+    /// Never publish these messages; what waits behind them follows by itself. They stay in the outbox until its clean-up.
+    Skip(ParkChoice),
+}
+
+/// Which parked messages.
+#[derive(Clone, Debug, Default, Args)]
+pub struct ParkFilter {
+    /// Only of this topic.
+    #[arg(long)]
+    pub topic: Option<String>,
+    /// Only of this key.
+    #[command(flatten)]
+    pub key: Key,
+    /// Only these: refused (by Kafka), key (behind a parked message of their key) or topic (of a paused topic).
+    #[arg(long, value_name = "CAUSE")]
+    pub cause: Option<CauseName>,
+}
+
+/// Why a message is parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CauseName {
+    /// Kafka refuses it.
+    Refused,
+    /// It waits behind another of its key.
+    Key,
+    /// Its topic is paused.
+    Topic,
+}
+
+/// `oncebox relay park list`
+#[derive(Debug, Args)]
+pub struct ParkList {
+    /// Which.
+    #[command(flatten)]
+    pub filter: ParkFilter,
+    /// At most so many.
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub limit: usize,
+    /// One JSON object per line.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `oncebox relay park show`
+#[derive(Debug, Args)]
+pub struct ParkShow {
+    /// Its outbox id.
+    pub id: i64,
+    /// As a JSON object; bytes that are no text as {"hex": …}.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `oncebox relay park requeue` and `skip`
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("which").required(true).multiple(true).args(["ids", "topic", "cause"])))]
+pub struct ParkChoice {
+    /// Outbox ids.
+    pub ids: Vec<i64>,
+    /// Which.
+    #[command(flatten)]
+    pub filter: ParkFilter,
+    /// Do it. Without: only say which messages are meant.
     #[arg(long)]
     pub apply: bool,
 }

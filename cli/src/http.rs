@@ -128,6 +128,10 @@ pub struct Readiness {
     pub published: u64,
     /// Id intervals that open transactions may still fill.
     pub gaps: usize,
+    /// Messages that are parked; `oncebox relay park list` says why.
+    pub parked: u64,
+    /// Topics that are paused, or have paused keys.
+    pub paused: Vec<String>,
     /// Why the position is held back, when it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub holding: Option<String>,
@@ -160,6 +164,8 @@ impl Readiness {
             lag_seconds: snapshot.lag_seconds,
             published: snapshot.published,
             gaps: snapshot.gaps,
+            parked: snapshot.parked,
+            paused: snapshot.paused.clone(),
             holding: snapshot.holding.clone(),
             last_error: error,
         }

@@ -108,7 +108,7 @@ mod tests {
             nth: 3,
         }
         .hook();
-        for step in Step::ALL {
+        for step in Step::all() {
             hook(step);
         }
         hook(Step::Acked);

@@ -1,5 +1,7 @@
 //! Which record or topic made a transaction fail, from the delivery reports: pure.
 
+use std::collections::BTreeMap;
+
 use crate::classify::{self, Delivery};
 use crate::record::Record;
 use crate::sys::{CallError, Code, FailedRecord};
@@ -46,32 +48,36 @@ pub(crate) fn from_reports(failures: &[FailedRecord], records: &[Record]) -> Opt
     let topic = failures
         .iter()
         .find(|f| classify::delivery(f.code) == Delivery::Topic)?;
+    let name = topic_of(records, topic.index);
     Some(topic_trouble(
-        topic_of(records, topic.index),
+        name.clone(),
+        vec![name],
         topic.code,
         &topic.reason,
     ))
 }
 
-/// A topic's trouble that came up while its partitions were added to the transaction: the reason
-/// quotes the topic.
+/// A topic's trouble that came up while its partitions were added to the transaction. librdkafka 2.12 tells the log which
+/// topic it was, and the application only that there was one (rdkafka_txnmgr.c).
 pub(crate) fn from_topic(why: &CallError, records: &[Record]) -> Option<Cause> {
-    if classify::delivery(why.code) != Delivery::Topic {
+    if classify::delivery(why.code) != Delivery::Topic
+        || !why.reason.starts_with("Failed to add partition")
+    {
         return None;
     }
-    let record = records
-        .iter()
-        .find(|record| why.reason.contains(&format!("\"{}\"", record.topic)));
-    let record = record.or_else(|| {
-        records
-            .iter()
-            .find(|record| why.reason.contains(&*record.topic))
-    });
-    let name = record.or(records.first())?.topic.to_string();
-    Some(topic_trouble(name, why.code, &why.reason))
+    let mut suspects: Vec<String> = Vec::new();
+    for record in records {
+        if suspects.last().is_none_or(|last| **last != *record.topic) {
+            suspects.push(record.topic.to_string());
+        }
+    }
+    let first = suspects.first()?.clone();
+    suspects.sort_unstable();
+    suspects.dedup();
+    Some(topic_trouble(first, suspects, why.code, &why.reason))
 }
 
-fn topic_trouble(topic: String, code: Code, reason: &str) -> Cause {
+fn topic_trouble(topic: String, suspects: Vec<String>, code: Code, reason: &str) -> Cause {
     let remedy = match code {
         Code::TOPIC_AUTHORIZATION_FAILED => {
             "grant this principal DESCRIBE and WRITE on it".to_owned()
@@ -83,8 +89,31 @@ fn topic_trouble(topic: String, code: Code, reason: &str) -> Cause {
     };
     Cause::Topic {
         topic,
+        suspects,
         code: code.name(),
         reason: format!("{reason}; {remedy}"),
+    }
+}
+
+/// The topics of which nothing was acknowledged while all others were acknowledged in full: their brokers live, so it is
+/// the topic. One bit per record, in order.
+pub(crate) fn silent_topics(records: &[Record], acknowledged: &[bool]) -> Vec<String> {
+    let mut topics: BTreeMap<&str, (usize, usize)> = BTreeMap::new();
+    for (index, record) in records.iter().enumerate() {
+        let (all, acked) = topics.entry(&record.topic).or_default();
+        *all += 1;
+        *acked += usize::from(acknowledged.get(index).copied().unwrap_or(false));
+    }
+    let silent = topics.iter().filter(|(_, (_, acked))| *acked == 0);
+    let silent: Vec<String> = silent.map(|(topic, _)| (*topic).to_owned()).collect();
+    let others_in_full = topics
+        .values()
+        .filter(|(_, acked)| *acked > 0)
+        .all(|(all, acked)| all == acked);
+    if others_in_full && silent.len() < topics.len() {
+        silent
+    } else {
+        Vec::new()
     }
 }
 
@@ -177,11 +206,22 @@ mod tests {
         );
         let why = CallError {
             code: Code::TOPIC_AUTHORIZATION_FAILED,
-            reason: "Failed to add partition \"topic-1\" [0] to transaction".into(),
+            reason: "Failed to add partition(s) to transaction on broker 1: Broker: Topic authorization failed".into(),
             flags: classify::Flags::default(),
         };
+        // Nobody knows which one it was.
         let cause = from_topic(&why, &records(&[1, 1])).unwrap();
-        assert!(matches!(&cause, Cause::Topic { topic, .. } if topic == "topic-1"));
+        assert!(
+            matches!(&cause, Cause::Topic { suspects, .. } if *suspects == ["topic-0", "topic-1"])
+        );
+        let cause = from_topic(&why, &records(&[1])).unwrap();
+        assert!(matches!(&cause, Cause::Topic { suspects, .. } if *suspects == ["topic-0"]));
+        // The checkpoint's topic is none of the records'.
+        let why = CallError {
+            reason: "Failed to commit offsets to transaction on broker 1: Broker: Topic authorization failed".into(),
+            ..why
+        };
+        assert!(from_topic(&why, &records(&[1])).is_none());
     }
 
     #[test]
@@ -191,5 +231,24 @@ mod tests {
             failed(1, Code::LOCAL_PURGE_QUEUE),
         ];
         assert!(from_reports(&reports, &records(&[1, 1])).is_none());
+    }
+
+    #[test]
+    fn a_topic_is_silent_only_while_every_other_is_acknowledged_in_full() {
+        let records = records(&[1, 1, 1]);
+        let mut twice = records.clone();
+        twice[1].topic = Arc::from("topic-0");
+        let silent =
+            |records: &[Record], acknowledged: &[bool]| silent_topics(records, acknowledged);
+        assert_eq!(silent(&twice, &[true, true, false]), ["topic-2"]);
+        assert_eq!(
+            silent(&records, &[false, true, false]),
+            ["topic-0", "topic-2"]
+        );
+        // A topic that got on at all is not the trouble, and one that was not finished shows that the brokers are slow.
+        assert!(silent(&twice, &[true, false, false]).is_empty());
+        assert!(silent(&twice, &[true, true, true]).is_empty());
+        // A dead cluster parks nothing.
+        assert!(silent(&records, &[false, false, false]).is_empty());
     }
 }

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::diagnosis;
 use crate::error::Error;
 use crate::producer::{Clock, Committed, ProducerOptions, Step};
-use crate::record::{Offsets, Record, SourceTag, Transaction};
+use crate::record::{Offsets, Transaction};
 use crate::sys::{CallError, Code, FailedRecord, NotProduced, Producer};
 use crate::transact_error::{Cause, Failure, Outcome, Refused, TransactError};
 
@@ -117,7 +117,8 @@ impl Driver {
             });
         }
         let start = Instant::now();
-        let deadline = start + self.options.transaction_timeout;
+        let limit = self.options.transaction_timeout;
+        let deadline = start + t.timeout.map_or(limit, |wanted| wanted.min(limit));
         let result = self.run(t, deadline);
         let result = match result {
             Ok(()) => {
@@ -146,6 +147,7 @@ impl Driver {
         self.call(deadline, |p, _| p.begin())
             .map_err(|t| (BEGIN, t))?;
         self.delivered = 0;
+        self.producer.expect(t.records.len());
         self.step(Step::Begun);
         // Until the coordinator has finished with the transaction before, it answers CONCURRENT_TRANSACTIONS. librdkafka
         // asks again after `retry.backoff.ms` for the offsets, but only after 20 ms for the records (rdkafka_txnmgr.c).
@@ -154,11 +156,15 @@ impl Driver {
         if offsets_first {
             self.send_offsets(t.offsets.as_ref(), deadline)?;
         }
-        self.produce(&t.records, t.source.as_ref(), deadline)
-            .map_err(|t| ("produce", t))?;
+        self.produce(t, deadline).map_err(|t| ("produce", t))?;
         self.wait_for_acks(t.records.len(), deadline)
             .map_err(|t| ("wait for acknowledgements", t))?;
         self.step(Step::Acked);
+        if t.rehearsal {
+            let deadline = Instant::now() + ABORT.min(self.options.transaction_timeout);
+            let aborted = self.call(deadline, |p, timeout| p.abort(timeout));
+            return aborted.map_err(|t| ("abort", t));
+        }
         if !offsets_first {
             self.send_offsets(t.offsets.as_ref(), deadline)?;
         }
@@ -171,14 +177,9 @@ impl Driver {
         Ok(())
     }
 
-    fn produce(
-        &mut self,
-        records: &[Record],
-        source: Option<&SourceTag>,
-        deadline: Instant,
-    ) -> Result<(), Trigger> {
-        for (index, record) in records.iter().enumerate() {
-            while let Err(error) = self.producer.produce(index, record, source) {
+    fn produce(&mut self, t: &Transaction, deadline: Instant) -> Result<(), Trigger> {
+        for (index, record) in t.records.iter().enumerate() {
+            while let Err(error) = self.producer.produce(index, record, t.source.as_ref()) {
                 if !matches!(error, NotProduced::QueueFull) {
                     return Err(Trigger::Record(index, error));
                 }
@@ -186,8 +187,12 @@ impl Driver {
                 self.look()?;
                 in_time(deadline)?;
             }
-            if index == records.len() / 2 {
+            if index == t.records.len() / 2 {
                 self.step(Step::Producing);
+            }
+            let done = index + 1;
+            if t.records_per_batch.is_some_and(|n| done % n == 0) {
+                self.wait_for_acks(done, deadline)?;
             }
             if index % STRIDE == STRIDE - 1 {
                 self.producer.client().poll(Duration::ZERO);
@@ -452,7 +457,9 @@ impl Driver {
             _ => error.reason,
         };
         let failed = failures.len().max(t.records.len() - self.producer.acks().0);
+        let acknowledged = self.producer.acknowledged();
         Cause::NotAcknowledged {
+            silent_topics: diagnosis::silent_topics(&t.records, &acknowledged),
             sent: t.records.len(),
             failed,
             code: error.code.name(),

@@ -1,6 +1,8 @@
 //! What goes into one transaction.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use uuid::Uuid;
@@ -68,4 +70,12 @@ pub struct Transaction {
     pub records: Vec<Record>,
     /// The checkpoint. With no records this is an offsets-only transaction.
     pub offsets: Option<Offsets>,
+    /// Waits for the acknowledgements after so many records, so that no batch on the wire has more: a topic may refuse a
+    /// batch for its size although it takes each record. Defaults to none: librdkafka's `batch.size` decides.
+    pub records_per_batch: Option<NonZeroUsize>,
+    /// Ends before the transaction time-out of the producer, if this is shorter. Defaults to none.
+    pub timeout: Option<Duration>,
+    /// Aborts instead of committing once every record is acknowledged: shows what the brokers think of the records, and
+    /// no `read_committed` reader sees any. Defaults to no.
+    pub rehearsal: bool,
 }

@@ -42,8 +42,10 @@ pub enum Cause {
     /// The topic is missing, forbidden or broken; other topics are not affected.
     #[error("topic `{topic}`: {code}: {reason}")]
     Topic {
-        /// The topic's name.
+        /// The topic's name; with several suspects the first.
         topic: String,
+        /// The topics that it may be: librdkafka does not always say which one the broker refused. One = it is certain.
+        suspects: Vec<String>,
         /// Kafka's error name.
         code: String,
         /// What the broker said, and the remedy.
@@ -61,6 +63,9 @@ pub enum Cause {
         code: String,
         /// What the broker or the client said of the first.
         reason: String,
+        /// The topics of which not one record was acknowledged, while every record of every other topic was; empty if
+        /// no topic was acknowledged in full.
+        silent_topics: Vec<String>,
     },
     /// A transactional call failed.
     #[error(transparent)]
@@ -189,6 +194,24 @@ impl TransactError {
         match &self.0.cause {
             Cause::Topic { topic, .. } => Some(topic),
             _ => None,
+        }
+    }
+
+    /// The topics that may be the cause, if a topic is: one = it is certain.
+    #[must_use]
+    pub fn suspected_topics(&self) -> &[String] {
+        match &self.0.cause {
+            Cause::Topic { suspects, .. } => suspects,
+            _ => &[],
+        }
+    }
+
+    /// The topics that alone got no acknowledgement, see [`Cause::NotAcknowledged`].
+    #[must_use]
+    pub fn silent_topics(&self) -> &[String] {
+        match &self.0.cause {
+            Cause::NotAcknowledged { silent_topics, .. } => silent_topics,
+            _ => &[],
         }
     }
 }

@@ -31,6 +31,7 @@ macro_rules! migrations {
 pub(crate) const MIGRATIONS: &[Migration] = migrations![
     1 "0001_outbox.sql" "outbox",
     2 "0002_inbox.sql" "inbox",
+    3 "0003_parking.sql" "parking",
 ];
 
 /// The newest version of the schema that this build knows.

@@ -84,6 +84,18 @@ impl Names {
         self.table(dialect, "mark")
     }
 
+    /// The rows that the relay could not publish, quoted and qualified.
+    #[must_use]
+    pub fn parked(&self, dialect: Dialect) -> String {
+        self.table(dialect, "parked")
+    }
+
+    /// The topics and keys that the relay does not publish to, quoted and qualified.
+    #[must_use]
+    pub fn paused(&self, dialect: Dialect) -> String {
+        self.table(dialect, "paused")
+    }
+
     /// The dedup marks, quoted and qualified.
     #[must_use]
     pub fn inbox(&self, dialect: Dialect) -> String {

@@ -141,41 +141,15 @@ pub enum Stop {
         /// Why not.
         error: FormatError,
     },
-    /// A row's topic does not exist, or may not be written.
+    /// The table of parked rows does not belong to the position.
     #[error(
-        "outbox row {id}: topic {topic:?} is not there or not visible to this user; create it (or grant WRITE and DESCRIBE), the relay goes on from this row"
+        "the parked rows are not those that the position settled: {detail}; a failover that lost commits, a restored backup, or somebody \
+         changed the table. Look at `oncebox relay resume --from mark` (dry run), then add --apply; rows whose parking was lost are published \
+         by `--from <id>`, an id below them"
     )]
-    MissingTopic {
-        /// The row.
-        id: i64,
-        /// Its topic.
-        topic: String,
-    },
-    /// Kafka refuses every record of a topic.
-    #[error(
-        "outbox row {id}: Kafka refuses topic {topic:?}: {reason}; grant WRITE on it to the relay's user, the relay goes on from this row"
-    )]
-    TopicRefused {
-        /// The first row of the topic that waits.
-        id: i64,
-        /// The topic.
-        topic: String,
-        /// The broker's words.
-        reason: String,
-    },
-    /// The broker refused one record for good.
-    #[error(
-        "outbox row {id} (message {message_id}, topic {topic:?}) is refused by Kafka: {reason}; raise the limit that it names, the relay goes on from this row"
-    )]
-    Refused {
-        /// The row.
-        id: i64,
-        /// Its message id.
-        message_id: uuid::Uuid,
-        /// Its topic.
-        topic: String,
-        /// The broker's words.
-        reason: String,
+    ParkedRows {
+        /// What was expected and found.
+        detail: String,
     },
     /// A row cannot be decoded, or the rows came in an order the protocol excludes.
     #[error("the outbox cannot be read: {0}; written past `enqueue`?")]
@@ -206,6 +180,11 @@ impl Error {
             | Self::DatabaseRefused(_)
             | Self::KafkaRefused(_) => false,
         }
+    }
+
+    /// A transaction that was aborted cleanly: the same producer can go on.
+    pub(crate) fn may_go_on(&self) -> bool {
+        matches!(self, Self::Publish(error) if !error.needs_rebuild() && error.is_retriable())
     }
 
     /// A short label for metrics and logs.

@@ -46,6 +46,10 @@ pub struct Snapshot {
     pub published: u64,
     /// Id intervals that may still be filled by open transactions.
     pub gaps: usize,
+    /// Messages that are parked: refused by Kafka, or waiting behind one that is, or for a paused topic.
+    pub parked: u64,
+    /// Paused topics, and topics of which keys are paused.
+    pub paused: Vec<String>,
     /// Why the position is held back, when it is.
     pub holding: Option<String>,
     /// The last error that made the relay start over, if nothing was published since.

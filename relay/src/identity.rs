@@ -122,6 +122,18 @@ pub(crate) fn check_rows(position: &Checkpoint, facts: &Facts) -> Result<(), Err
         );
         return Err(Stop::RowsMissing { detail }.into());
     }
+    if facts.parked != position.parked {
+        let detail = format!(
+            "{} parked rows are settled by the position, {} are there{}",
+            position.parked.count,
+            facts.parked.count,
+            match position.parked.count == facts.parked.count {
+                true => ", but not the same ones",
+                false => "",
+            }
+        );
+        return Err(Stop::ParkedRows { detail }.into());
+    }
     if facts.rows_below_low_water {
         let detail = format!(
             "there is a row at or below {}, where everything was deleted",
@@ -167,6 +179,8 @@ mod tests {
                 gaps: Gaps::default(),
                 settled: tally(ids),
             },
+            parked: Tally::default(),
+            released: Gaps::default(),
         }
     }
 
@@ -271,6 +285,7 @@ mod tests {
             high_message_id: Some(Uuid::from_u128(9)),
             rows_below_low_water: false,
             rows: tally(ids),
+            parked: Tally::default(),
         };
         check_rows(&position, &facts(&[1, 2, 3])).unwrap();
         assert!(matches!(
@@ -302,6 +317,21 @@ mod tests {
             stop(check_rows(&position, &revived)),
             Stop::ForeignRows { .. }
         ));
+        let mut parked = Tally::default();
+        parked.add_message(Uuid::from_u128(2));
+        let lost = Checkpoint {
+            parked,
+            ..position.clone()
+        };
+        assert!(matches!(
+            stop(check_rows(&lost, &facts(&[1, 2, 3]))),
+            Stop::ParkedRows { .. }
+        ));
+        let there = Facts {
+            parked,
+            ..facts(&[1, 2, 3])
+        };
+        check_rows(&lost, &there).unwrap();
         let mut cleaned = facts(&[3]);
         cleaned.mark.deleted = tally(&[1, 2]);
         cleaned.mark.low_water = 2;

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::config::Config;
 use crate::error::Error;
 use crate::position::Checkpoint;
-use crate::session::{Session, Written};
+use crate::session::Session;
 use crate::step::Step;
 
 /// Rows of one clean-up transaction: short, because a DELETE holds the same lock as a writer.
@@ -62,7 +62,8 @@ impl Pulse {
 /// What the keeper works on.
 pub(crate) struct Keeper<S> {
     pub(crate) config: Config,
-    pub(crate) session: S,
+    /// Shared with the publisher, which parks and releases on it.
+    pub(crate) session: Arc<tokio::sync::Mutex<S>>,
     pub(crate) epoch: i64,
     pub(crate) cluster_id: String,
     pub(crate) pulse: Pulse,
@@ -85,12 +86,14 @@ impl<S: Session> Keeper<S> {
             tokio::select! {
                 () = self.stop.cancelled() => break,
                 _ = renew.tick() => if self.pulse.alive() {
-                    led(self.session.renew(self.epoch).await?)?;
+                    self.session.lock().await.renew(self.epoch).await?.led()?;
                 },
                 _ = confirm.tick() => self.confirm(&mut confirmed).await?,
                 () = tokio::time::sleep_until(next_clean_up) => {
-                    let (written, deleted) = self.session.clean_up(self.epoch, self.config.retention, CLEAN_UP_ROWS).await?;
-                    led(written)?;
+                    let mut session = self.session.lock().await;
+                    let (written, deleted) = session.clean_up(self.epoch, self.config.retention, CLEAN_UP_ROWS).await?;
+                    drop(session);
+                    written.led()?;
                     metrics::counter!("oncebox_relay_deleted_total").increment(deleted);
                     // A backlog of old rows is worked off in short steps that let writers and the lease through.
                     let full = deleted >= CLEAN_UP_ROWS as u64;
@@ -100,28 +103,23 @@ impl<S: Session> Keeper<S> {
             }
         }
         self.confirm(&mut confirmed).await?;
-        led(self.session.release(self.epoch).await?)
+        self.session.lock().await.release(self.epoch).await?.led()
     }
 
     /// Writes the mark: only what Kafka is known to have committed (G3).
     async fn confirm(&mut self, confirmed: &mut i64) -> Result<(), Error> {
         let acknowledged = self.acknowledged.borrow_and_update().clone();
         if let Some(checkpoint) = acknowledged.filter(|c| c.seq > *confirmed) {
-            led(self
-                .session
+            let mut session = self.session.lock().await;
+            session
                 .confirm(self.epoch, &checkpoint, &self.cluster_id)
-                .await?)?;
+                .await?
+                .led()?;
+            drop(session);
             *confirmed = checkpoint.seq;
             self.config.step(Step::Marked);
         }
         Ok(())
-    }
-}
-
-fn led(written: Written) -> Result<(), Error> {
-    match written {
-        Written::Done => Ok(()),
-        Written::Deposed(epoch) => Err(Error::Deposed(epoch)),
     }
 }
 

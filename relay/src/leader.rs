@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use oncebox_kafka::Stability;
-use tokio::sync::watch;
+use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -14,10 +14,10 @@ use crate::error::Error;
 use crate::health::{Health, Role};
 use crate::identity;
 use crate::keeper::{Keeper, Pulse};
-use crate::log::{Log, Producer};
-use crate::position::{Checkpoint, Position, Tracker};
+use crate::log::{How, Log, Producer};
+use crate::position::{Checkpoint, Gaps, Position, Tally, Tracker};
 use crate::reader::Reader;
-use crate::session::{Mark, Server, Session};
+use crate::session::{Mark, ParkingSession, Server, Session};
 
 /// Aborts its task when dropped: a term that ends takes its helpers and their sessions with it.
 #[derive(Debug)]
@@ -110,8 +110,9 @@ async fn check_rows<S: Session>(
     let Some(chosen) = identity::newer(&mark, checkpoint.as_ref()).cloned() else {
         return Ok(FirstLook { mark, checkpoint });
     };
+    let position = &chosen.position;
     let facts = session
-        .facts(&chosen.position.gaps, chosen.position.high)
+        .facts(position.high, &position.gaps, &chosen.released)
         .await?;
     if identity::newer(&facts.mark, Some(&chosen)) != Some(&chosen) {
         // A living leader moved on between the two looks; the lease is not free anyway.
@@ -194,8 +195,11 @@ pub(crate) async fn wait_for_lease<S: Session, L: Log>(
 pub(crate) struct Term<S, P> {
     pub(crate) epoch: i64,
     pub(crate) source_epoch: i64,
+    pub(crate) cluster_id: String,
     pub(crate) producer: Arc<P>,
     pub(crate) reader: Reader<S>,
+    /// The keeper's.
+    pub(crate) session: Arc<Mutex<S>>,
     pub(crate) keeper: Task<Result<(), Error>>,
     pub(crate) stop_keeper: CancellationToken,
     pub(crate) pulse: Pulse,
@@ -205,7 +209,7 @@ pub(crate) struct Term<S, P> {
 }
 
 /// Makes a term of the taken lease: fence, settle, choose, check, claim.
-pub(crate) async fn begin_term<S: Session, L: Log>(
+pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
     config: &Config,
     keeper: S,
     mut reader: S,
@@ -227,9 +231,10 @@ pub(crate) async fn begin_term<S: Session, L: Log>(
     // The keeper renews from here on: to open a producer may take longer than the lease.
     pulse.busy(true);
     let stop_keeper = CancellationToken::new();
+    let session = Arc::new(Mutex::new(keeper));
     let keeper = Keeper {
         config: config.clone(),
-        session: keeper,
+        session: Arc::clone(&session),
         epoch,
         cluster_id: cluster_id.clone(),
         pulse: pulse.clone(),
@@ -270,6 +275,14 @@ pub(crate) async fn begin_term<S: Session, L: Log>(
              which may repeat what it lags behind"
         );
     }
+    if let Some(half_done) = chosen.filter(|c| !c.released.is_empty()) {
+        // G8: the rows were published, or dropped, with this checkpoint; without it they would be again.
+        let mut session = session.lock().await;
+        session
+            .finish_release(epoch, half_done, &cluster_id)
+            .await?
+            .led()?;
+    }
     let position = chosen.map_or_else(Position::default, |c| c.position.clone());
     let claim = Checkpoint {
         seq: chosen.map_or(0, |c| c.seq).max(look.mark.seq) + 1,
@@ -278,9 +291,11 @@ pub(crate) async fn begin_term<S: Session, L: Log>(
         system: reader.server().system.clone(),
         timeline: reader.server().timeline,
         position: position.clone(),
+        parked: chosen.map_or_else(Tally::default, |c| c.parked),
+        released: Gaps::default(),
     };
     let tainted = producer
-        .publish(look.mark.source_epoch, Vec::new(), &claim)
+        .publish(look.mark.source_epoch, &[], &claim, How::default())
         .await?;
     pulse.busy(false);
     acknowledged.send_replace(Some(claim.clone()));
@@ -319,8 +334,10 @@ pub(crate) async fn begin_term<S: Session, L: Log>(
     Ok(Term {
         epoch,
         source_epoch,
+        cluster_id,
         producer,
         reader,
+        session,
         keeper,
         stop_keeper,
         pulse,

@@ -1,8 +1,8 @@
 //! The Kafka side of a relay behind two small traits, so that the relay's own rules are tested without a broker.
 
 use std::collections::HashSet;
-use std::sync::Arc;
-use std::sync::{Mutex, PoisonError};
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use oncebox_kafka::{
@@ -46,15 +46,91 @@ pub(crate) trait Producer: Send + Sync + 'static {
     fn publish(
         &self,
         source_epoch: i64,
-        rows: Vec<Row>,
+        rows: &[&Row],
         checkpoint: &Checkpoint,
-    ) -> impl Future<Output = Result<Option<String>, Error>> + Send;
+        how: How,
+    ) -> impl Future<Output = Result<Option<String>, NotPublished>> + Send;
+
+    /// Sends the rows in a transaction that is aborted: what do the brokers think of them? `Some` as above.
+    fn rehearse(
+        &self,
+        source_epoch: i64,
+        rows: &[&Row],
+        timeout: Option<Duration>,
+    ) -> impl Future<Output = Result<Option<String>, NotPublished>> + Send;
 
     /// When it last completed a step.
     fn last_step(&self) -> Instant;
 
     /// Ends it.
     fn close(self) -> impl Future<Output = ()> + Send;
+}
+
+/// How one transaction is made.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct How {
+    /// Most records of a batch on the wire.
+    pub(crate) records_per_batch: Option<NonZeroUsize>,
+    /// Its deadline, if it is to be shorter than the transaction time-out.
+    pub(crate) timeout: Option<Duration>,
+}
+
+/// Why a transaction was not committed, as far as the publisher can do something about it.
+#[derive(Debug)]
+pub(crate) enum NotPublished {
+    /// Definitely refused for its size or its content.
+    Refused(Refused),
+    /// A topic is missing or forbidden.
+    Topic(TopicRefused),
+    /// Some topics got no acknowledgement while all others did.
+    Silent(Silent),
+    /// Passes by itself, or ends the relay.
+    Other(Error),
+}
+
+/// Some of the rows, by their index, came back with a refusal.
+#[derive(Debug)]
+pub(crate) struct Refused {
+    /// One = it is certain.
+    pub(crate) suspects: Vec<usize>,
+    /// The most likely of them.
+    pub(crate) likely: usize,
+    pub(crate) reason: String,
+}
+
+/// One of these topics is refused.
+#[derive(Debug)]
+pub(crate) struct TopicRefused {
+    pub(crate) suspects: Vec<String>,
+    pub(crate) reason: String,
+}
+
+/// These topics did not acknowledge.
+#[derive(Debug)]
+pub(crate) struct Silent {
+    pub(crate) topics: Vec<String>,
+    pub(crate) reason: String,
+    pub(crate) error: Error,
+}
+
+impl From<NotPublished> for Error {
+    /// Where nothing can be parked: the transaction failed.
+    fn from(not: NotPublished) -> Self {
+        let reason = match not {
+            NotPublished::Other(error) | NotPublished::Silent(Silent { error, .. }) => {
+                return error;
+            }
+            NotPublished::Refused(Refused { reason, .. })
+            | NotPublished::Topic(TopicRefused { reason, .. }) => reason,
+        };
+        Self::Kafka(oncebox_kafka::Error::Kafka {
+            operation: "publish".into(),
+            code: "REFUSED".into(),
+            reason,
+            retriable: true,
+            fatal: false,
+        })
+    }
 }
 
 /// The real one.
@@ -150,20 +226,11 @@ impl Producer for KafkaProducer {
     async fn publish(
         &self,
         source_epoch: i64,
-        rows: Vec<Row>,
+        rows: &[&Row],
         checkpoint: &Checkpoint,
-    ) -> Result<Option<String>, Error> {
-        self.check_topics(&rows).await?;
-        let named: Vec<_> = rows
-            .iter()
-            .map(|row| (row.id, row.message_id, Arc::clone(&row.record.topic)))
-            .collect();
+        how: How,
+    ) -> Result<Option<String>, NotPublished> {
         let transaction = Transaction {
-            source: Some(SourceTag {
-                source: self.config.source.as_str().into(),
-                epoch: source_epoch,
-            }),
-            records: rows.into_iter().map(|row| row.record).collect(),
             // G3: the position travels in the same transaction as the rows.
             offsets: Some(Offsets {
                 group: self.config.transactional_id(),
@@ -172,11 +239,25 @@ impl Producer for KafkaProducer {
                 offset: checkpoint.position.high,
                 metadata: checkpoint.encode(),
             }),
+            records_per_batch: how.records_per_batch,
+            timeout: how.timeout,
+            ..self.transaction(source_epoch, rows)
         };
-        match self.producer.transact(transaction).await {
-            Ok(committed) => Ok(committed.tainted),
-            Err(error) => Err(sort_transact(error, &named)),
-        }
+        self.transact(rows, transaction).await
+    }
+
+    async fn rehearse(
+        &self,
+        source_epoch: i64,
+        rows: &[&Row],
+        timeout: Option<Duration>,
+    ) -> Result<Option<String>, NotPublished> {
+        let transaction = Transaction {
+            timeout,
+            rehearsal: true,
+            ..self.transaction(source_epoch, rows)
+        };
+        self.transact(rows, transaction).await
     }
 
     fn last_step(&self) -> Instant {
@@ -188,40 +269,96 @@ impl Producer for KafkaProducer {
     }
 }
 
+/// Looks at a topic that is not there, before it is believed to be missing.
+const LOOKS: usize = 3;
+
+/// Pause between two of them.
+const LOOK_AGAIN: Duration = Duration::from_millis(300);
+
 impl KafkaProducer {
-    /// Asks once for every topic: librdkafka waits 30 s for one that does not exist.
-    async fn check_topics(&self, rows: &[Row]) -> Result<(), Error> {
-        let unknown = {
-            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            let mut last: Option<&Arc<str>> = None;
-            rows.iter().find(|row| {
-                let topic = &row.record.topic;
-                let new =
-                    last.is_none_or(|last| !Arc::ptr_eq(last, topic)) && !known.contains(topic);
-                last = Some(topic);
-                new
-            })
-        };
-        if unknown.is_none() {
-            return Ok(());
+    fn transaction(&self, source_epoch: i64, rows: &[&Row]) -> Transaction {
+        Transaction {
+            source: Some(SourceTag {
+                source: self.config.source.as_str().into(),
+                epoch: source_epoch,
+            }),
+            records: rows.iter().map(|row| row.record.clone()).collect(),
+            ..Transaction::default()
         }
-        let cluster = oncebox_kafka::cluster(&self.config.kafka, ADMIN_TIMEOUT)
-            .await
-            .map_err(sort)?;
-        let there: HashSet<Arc<str>> = cluster
-            .topics
-            .iter()
-            .map(|topic| topic.name.as_str().into())
-            .collect();
-        if let Some(row) = rows.iter().find(|row| !there.contains(&row.record.topic)) {
-            return Err(Stop::MissingTopic {
-                id: row.id,
-                topic: row.record.topic.to_string(),
+    }
+
+    async fn transact(
+        &self,
+        rows: &[&Row],
+        transaction: Transaction,
+    ) -> Result<Option<String>, NotPublished> {
+        self.check_topics(rows).await?;
+        match self.producer.transact(transaction).await {
+            Ok(committed) => Ok(committed.tainted),
+            Err(error) => {
+                // A topic may have been deleted.
+                self.known().clear();
+                Err(sort_transact(error))
             }
-            .into());
         }
-        *self.known.lock().unwrap_or_else(PoisonError::into_inner) = there;
+    }
+
+    fn known(&self) -> MutexGuard<'_, HashSet<Arc<str>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks once for every topic: librdkafka waits for one that does not exist.
+    async fn check_topics(&self, rows: &[&Row]) -> Result<(), NotPublished> {
+        for look in 1.. {
+            let Some(missing) = self.unknown_topic(rows) else {
+                break;
+            };
+            let cluster = oncebox_kafka::cluster(&self.config.kafka, ADMIN_TIMEOUT);
+            let cluster = cluster.await.map_err(|e| NotPublished::Other(sort(e)))?;
+            let names = cluster
+                .topics
+                .iter()
+                .map(|topic| topic.name.as_str().into());
+            *self.known() = names.collect();
+            if self.known().contains(&missing) {
+                continue;
+            }
+            // A broker that has just started may not know any topic yet; the checkpoint's exists for certain.
+            if !self.known().contains(&*self.config.checkpoint_topic) {
+                let topic = &self.config.checkpoint_topic;
+                return Err(NotPublished::Other(Error::Kafka(
+                    oncebox_kafka::Error::Kafka {
+                        operation: "look at the topics".into(),
+                        code: "UNKNOWN_TOPIC_OR_PART".into(),
+                        reason: format!(
+                            "the broker does not know the checkpoint's topic {topic:?}, which exists"
+                        ),
+                        retriable: true,
+                        fatal: false,
+                    },
+                )));
+            }
+            if look >= LOOKS {
+                return Err(NotPublished::Topic(TopicRefused {
+                    suspects: vec![missing.to_string()],
+                    reason: "it does not exist or is not visible to this user: create it, or grant DESCRIBE and WRITE".to_owned(),
+                }));
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
         Ok(())
+    }
+
+    fn unknown_topic(&self, rows: &[&Row]) -> Option<Arc<str>> {
+        let known = self.known();
+        let mut last: Option<&Arc<str>> = None;
+        let unknown = rows.iter().find(|row| {
+            let topic = &row.record.topic;
+            let new = last.is_none_or(|last| !Arc::ptr_eq(last, topic)) && !known.contains(topic);
+            last = Some(topic);
+            new
+        });
+        unknown.map(|row| Arc::clone(&row.record.topic))
     }
 }
 
@@ -234,32 +371,27 @@ pub(crate) fn sort(error: oncebox_kafka::Error) -> Error {
     }
 }
 
-fn sort_transact(error: TransactError, rows: &[(i64, uuid::Uuid, Arc<str>)]) -> Error {
+fn sort_transact(error: TransactError) -> NotPublished {
     if let Some(refused) = error.refused() {
-        let (id, message_id) = rows
-            .get(refused.index)
-            .map_or_else(Default::default, |row| (row.0, row.1));
-        let reason = format!("{}: {}", refused.code, refused.reason);
-        return Stop::Refused {
-            id,
-            message_id,
-            topic: refused.topic.clone(),
-            reason,
-        }
-        .into();
+        return NotPublished::Refused(Refused {
+            suspects: refused.suspects.clone(),
+            likely: refused.index,
+            reason: format!("{}: {}", refused.code, refused.reason),
+        });
     }
-    if let Some(topic) = error.topic() {
-        // Found by name below; the first row of the topic is the one that stands still.
-        let id = rows
-            .iter()
-            .find(|row| &*row.2 == topic)
-            .map_or(0, |row| row.0);
-        return Stop::TopicRefused {
-            id,
-            topic: topic.to_owned(),
+    let (suspects, silent) = (error.suspected_topics(), error.silent_topics());
+    if !suspects.is_empty() {
+        return NotPublished::Topic(TopicRefused {
+            suspects: suspects.to_vec(),
             reason: error.to_string(),
-        }
-        .into();
+        });
     }
-    Error::Publish(error)
+    if !silent.is_empty() {
+        return NotPublished::Silent(Silent {
+            topics: silent.to_vec(),
+            reason: error.to_string(),
+            error: Error::Publish(error),
+        });
+    }
+    NotPublished::Other(Error::Publish(error))
 }

@@ -222,7 +222,11 @@ impl<S: Session> Reader<S> {
         };
         let facts = self
             .session
-            .facts(&position.position.gaps, position.position.high)
+            .facts(
+                position.position.high,
+                &position.position.gaps,
+                &position.released,
+            )
             .await?;
         identity::check_rows(&position, &facts)
     }

@@ -12,7 +12,7 @@ use crate::config::{Config, Database};
 use crate::error::{Error, Stop};
 use crate::identity;
 use crate::leader;
-use crate::log::{KafkaLog, Log, Producer as _};
+use crate::log::{How, KafkaLog, Log, Producer as _};
 use crate::position::{Checkpoint, Gaps, Position};
 use crate::session::{
     Deadline, Facts, Mark, PostgresSession, Rewrite, Session, SqliteSession, Written,
@@ -67,6 +67,9 @@ impl fmt::Display for Plan {
                 f,
                 "published (again):     every row above id {low}, now up to {high}; repeats keep their message ids, so an inbox drops them"
             )?;
+        }
+        if self.target.parked.count > 0 {
+            writeln!(f, "parked rows kept:      {}", self.target.parked.count)?;
         }
         if self.applied {
             write!(f, "written; start the relay")
@@ -159,7 +162,7 @@ pub(crate) async fn apply_with<S: Session, L: Log>(
     }
     // The checkpoint too, or the next start would find the old one, perhaps of another database, and stop again.
     producer
-        .publish(plan.source_epoch, Vec::new(), &plan.target)
+        .publish(plan.source_epoch, &[], &plan.target, How::default())
         .await?;
     producer.close().await;
     Ok(plan)
@@ -231,7 +234,8 @@ async fn choose<S: Session>(
     let row = session.row_at_or_below(wanted).await?;
     let (high, high_message_id) = row.map_or((0, None), |(id, message_id)| (id, Some(message_id)));
     let gaps = gaps.up_to(high - 1);
-    let facts = session.facts(&gaps, high).await?;
+    let released = stored.map_or_else(Gaps::default, |c| c.released.clone());
+    let facts = session.facts(high, &gaps, &released).await?;
     if let Some(stored) = stored {
         check_stored(stored, high, high_message_id, &facts)?;
     }
@@ -257,6 +261,9 @@ async fn choose<S: Session>(
             gaps,
             settled,
         },
+        parked: facts.parked,
+        // The next start finishes a half-done release.
+        released,
     };
     let newest = session.last_visible().await?;
     Ok(Plan {
@@ -323,6 +330,14 @@ fn check_stored(
             facts.rows.count, settled.count
         );
         return Err(Stop::ForeignRows { detail }.into());
+    }
+    if facts.parked != stored.parked {
+        let text = format!(
+            "{} parked rows are there, that position settled {}: a parking was lost, or somebody changed the table. Name an id below \
+             the rows that are missing: --from <id>",
+            facts.parked.count, stored.parked.count
+        );
+        return Err(Error::Config(text));
     }
     Ok(())
 }

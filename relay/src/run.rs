@@ -1,5 +1,6 @@
 //! The relay from start to end: lead, recover, stand by.
 
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use rand::RngExt as _;
@@ -10,10 +11,9 @@ use crate::config::{Config, Database};
 use crate::error::Error;
 use crate::health::{Health, Role};
 use crate::leader::{self, Lease, Task, Term};
-use crate::log::{KafkaLog, Log, Producer};
-use crate::position::Checkpoint;
-use crate::reader::Batch;
-use crate::session::{Deadline, PostgresSession, Session, SqliteSession};
+use crate::log::{KafkaLog, Log, Producer as _};
+use crate::publisher::{Desk, Memory, Publisher};
+use crate::session::{Deadline, ParkingSession, PostgresSession, SqliteSession};
 
 /// How long a relay runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,12 +86,14 @@ pub(crate) struct Relay<S, L> {
     owner: String,
     /// Stood by or led once: from then on, what passes by itself is waited for.
     settled: bool,
+    /// What its publishers remember from term to term.
+    memory: Arc<Mutex<Memory>>,
     /// Grows with every failure in a row.
     back_off: Duration,
     session: std::marker::PhantomData<fn() -> S>,
 }
 
-impl<S: Session, L: Log> Relay<S, L> {
+impl<S: ParkingSession, L: Log> Relay<S, L> {
     pub(crate) fn new(
         config: Config,
         mode: Mode,
@@ -108,6 +110,7 @@ impl<S: Session, L: Log> Relay<S, L> {
             log,
             owner: leader::owner(),
             settled: false,
+            memory: Arc::default(),
             back_off,
             session: std::marker::PhantomData,
         }
@@ -180,11 +183,16 @@ impl<S: Session, L: Log> Relay<S, L> {
             config: self.config.clone(),
             health: self.health.clone(),
             producer: term.producer,
+            session: term.session,
+            epoch: term.epoch,
+            cluster_id: term.cluster_id,
             source_epoch: term.source_epoch,
             pulse: term.pulse,
             acknowledged: term.acknowledged,
             last: term.claim,
             last_at: Instant::now(),
+            memory: Arc::clone(&self.memory),
+            desk: Desk::new(),
         };
         let mut heartbeat =
             tokio::time::interval(self.config.heartbeat.min(Duration::from_secs(60)));
@@ -199,93 +207,30 @@ impl<S: Session, L: Log> Relay<S, L> {
                 batch = batches.recv() => {
                     let Some(batch) = batch else {
                         reader.join().await?;
+                        while publisher.may_release() {
+                            publisher.tend().await?;
+                        }
                         break;
                     };
                     publisher.publish(batch).await?;
                     self.back_off = Duration::from_millis(50);
+                    // A chunk of parked rows between two batches, so that neither waits for the other.
+                    if publisher.is_due() {
+                        publisher.tend().await?;
+                    }
                 }
                 _ = heartbeat.tick() => publisher.heartbeat().await?,
+                () = tokio::time::sleep(publisher.next_look()) => publisher.tend().await?,
             }
         }
         drop(batches);
         drop(reader);
         term.stop_keeper.cancel();
         term.keeper.join().await?;
-        if let Some(producer) = std::sync::Arc::into_inner(publisher.producer) {
+        if let Some(producer) = Arc::into_inner(publisher.producer) {
             producer.close().await;
         }
         Ok(Exit::Stopped)
-    }
-}
-
-/// Publishes batch after batch, each with the position that belongs to it.
-struct Publisher<P> {
-    config: Config,
-    health: Health,
-    producer: std::sync::Arc<P>,
-    source_epoch: i64,
-    pulse: crate::keeper::Pulse,
-    acknowledged: tokio::sync::watch::Sender<Option<Checkpoint>>,
-    /// The acknowledged position.
-    last: Checkpoint,
-    last_at: Instant,
-}
-
-impl<P: Producer> Publisher<P> {
-    async fn publish(&mut self, batch: Batch) -> Result<(), Error> {
-        let count = batch.rows.len() as u64;
-        let oldest = batch.rows.iter().map(|row| row.created_at_micros).min();
-        self.health.lag(count + batch.behind);
-        self.health.oldest(oldest);
-        let next = Checkpoint {
-            seq: self.last.seq + 1,
-            position: batch.position,
-            ..self.last.clone()
-        };
-        self.commit(batch.rows, next).await?;
-        self.health.update(|s| {
-            s.published += count;
-            s.last_error = None;
-        });
-        metrics::counter!("oncebox_relay_published_total").increment(count);
-        self.health.lag(batch.behind);
-        self.health.oldest(None);
-        Ok(())
-    }
-
-    /// Commits the position again: Kafka forgets the offsets of a group that is idle for too long.
-    async fn heartbeat(&mut self) -> Result<(), Error> {
-        if self.last_at.elapsed() < self.config.heartbeat {
-            return Ok(());
-        }
-        let next = Checkpoint {
-            seq: self.last.seq + 1,
-            ..self.last.clone()
-        };
-        self.commit(Vec::new(), next).await
-    }
-
-    async fn commit(
-        &mut self,
-        rows: Vec<crate::session::Row>,
-        next: Checkpoint,
-    ) -> Result<(), Error> {
-        self.pulse.busy(true);
-        let committed = self.producer.publish(self.source_epoch, rows, &next).await;
-        self.pulse.busy(false);
-        let tainted = committed?;
-        // G3: only now, after the commit is known, is the position acknowledged; the keeper writes it into the mark.
-        self.health
-            .update(|s| (s.seq, s.high) = (next.seq, next.position.high));
-        self.acknowledged.send_replace(Some(next.clone()));
-        self.last = next;
-        self.last_at = Instant::now();
-        self.health.progress();
-        metrics::counter!("oncebox_relay_transactions_total").increment(1);
-        match tainted {
-            Some(reason) => Err(Error::Tainted(reason)),
-            None => Ok(()),
-        }
     }
 }
 

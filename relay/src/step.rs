@@ -23,11 +23,18 @@ pub enum Step {
     Committed,
     /// The mark was written.
     Marked,
+    /// Rows were parked in the database; no checkpoint has passed them.
+    Parked,
+    /// A transaction that releases parked rows committed; they still stand in the table.
+    Released,
+    /// The released rows are gone from the table.
+    Unparked,
 }
 
 impl Step {
-    /// Every step, in the order in which a large batch passes them; a small one sends its checkpoint before its records.
-    pub const ALL: [Self; 8] = [
+    /// The steps of every batch, in the order in which a large one passes them; a small one sends its checkpoint before its
+    /// records.
+    pub const LOOP: [Self; 8] = [
         Self::BatchRead,
         Self::Begun,
         Self::Producing,
@@ -37,6 +44,14 @@ impl Step {
         Self::Committed,
         Self::Marked,
     ];
+
+    /// The steps that only happen when something is parked or released.
+    pub const PARKING: [Self; 3] = [Self::Parked, Self::Released, Self::Unparked];
+
+    /// Every step.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::LOOP.into_iter().chain(Self::PARKING)
+    }
 
     fn name(self) -> &'static str {
         match self {
@@ -48,6 +63,9 @@ impl Step {
             Self::EndTxnSent => "endtxn-sent",
             Self::Committed => "committed",
             Self::Marked => "marked",
+            Self::Parked => "parked",
+            Self::Released => "released",
+            Self::Unparked => "unparked",
         }
     }
 }
@@ -75,13 +93,10 @@ impl FromStr for Step {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Self, Self::Err> {
-        Self::ALL
-            .into_iter()
-            .find(|step| step.name() == name)
-            .ok_or_else(|| {
-                let known: Vec<_> = Self::ALL.iter().map(|step| step.name()).collect();
-                format!("unknown step {name:?}; the steps are {}", known.join(", "))
-            })
+        Self::all().find(|step| step.name() == name).ok_or_else(|| {
+            let known: Vec<_> = Self::all().map(Self::name).collect();
+            format!("unknown step {name:?}; the steps are {}", known.join(", "))
+        })
     }
 }
 
@@ -94,7 +109,7 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for step in Step::ALL {
+        for step in Step::all() {
             assert_eq!(step.to_string().parse::<Step>().unwrap(), step);
         }
         assert!(

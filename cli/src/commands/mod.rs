@@ -2,6 +2,7 @@
 
 pub(crate) mod inbox;
 pub(crate) mod migrate;
+pub(crate) mod park;
 pub(crate) mod relay;
 
 use std::io::{self, Write};

@@ -41,8 +41,11 @@ pub(crate) async fn run(args: &RelayRun, settings: &Settings) -> Result<(), Fail
 }
 
 pub(crate) async fn resume(args: &RelayResume, settings: &Settings) -> Result<(), Failure> {
+    let Some(from) = &args.from else {
+        return super::park::resume(args, settings).await;
+    };
+    let from = parse_from(from)?;
     let config = settings.relay()?;
-    let from = parse_from(&args.from)?;
     if args.apply {
         let plan = resume::apply(config, from).await?;
         print(&format!("{plan}\n"))

@@ -190,6 +190,20 @@ impl Settings {
         Ok(config)
     }
 
+    /// What commands need that work on the relay's tables alone.
+    ///
+    /// # Errors
+    /// The database is missing, or its URL does not parse.
+    pub fn relay_database(&self) -> Result<oncebox_relay::Config, ConfigError> {
+        let database = oncebox_relay::Database::parse(self.database_url()?.expose())
+            .map_err(|e| ConfigError::Value(e.to_string()))?;
+        let nowhere = oncebox_kafka::Config::new("");
+        let source = self.source.as_ref().map_or("", |source| source.as_str());
+        let mut config = oncebox_relay::Config::new(source, database, nowhere);
+        config.names = self.names()?;
+        Ok(config)
+    }
+
     /// The names of Oncebox's tables.
     ///
     /// # Errors

@@ -129,6 +129,7 @@ pub(super) async fn publish_again(
             source,
             records,
             offsets: None,
+            ..Transaction::default()
         })
         .await?;
     producer.close().await;

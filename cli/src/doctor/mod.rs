@@ -42,13 +42,17 @@ pub(crate) async fn run(args: &Doctor, settings: &Settings) -> Result<(), Failur
         }
     };
     let (database, broker) = tokio::join!(database, broker);
+    let relay_can_read = database.mark.is_some();
     let mut wanted = database.topics.clone();
     wanted.extend(args.topic.iter().cloned());
     let topics = match (&broker.cluster, settings.kafka()) {
         (Some(cluster), Ok(config)) => kafka::topics(&config, cluster, &wanted).await,
         _ => skipped("topics", "Kafka did not answer"),
     };
-    let checks = together(source, settings.relay.lease, database, broker, topics);
+    let mut checks = together(source, settings.relay.lease, database, broker, topics);
+    if relay_can_read {
+        checks.extend(parked(settings).await);
+    }
     print(&if args.json {
         checks.json()
     } else {
@@ -91,6 +95,35 @@ fn together(
     match &database.mark {
         Some((first, later)) => position::leader(&mut checks, first, later, lease),
         None => checks.skip("leader", "no mark to read"),
+    }
+    checks
+}
+
+/// What waits for somebody.
+async fn parked(settings: &Settings) -> Checks {
+    let mut checks = Checks::default();
+    let config = match settings.relay_database() {
+        Ok(config) => config,
+        Err(missing) => return not_given("parked", &missing),
+    };
+    match oncebox_relay::park::overview(&config).await {
+        Err(error) => checks.fail("parked", error.to_string(), "see above"),
+        Ok(overview) if overview.parked.is_empty() && overview.paused.is_empty() => {
+            checks.ok("parked", "no message is parked, no topic is paused");
+        }
+        Ok(overview) => {
+            let topics = overview
+                .parked
+                .iter()
+                .map(|(topic, n)| format!("{n} messages of {topic} are parked"));
+            let paused = overview.paused.iter().map(ToString::to_string);
+            let found: Vec<_> = topics.chain(paused).collect();
+            checks.warn(
+                "parked",
+                found.join("; "),
+                "oncebox relay park list says why; then park requeue or skip, or resume --topic",
+            );
+        }
     }
     checks
 }

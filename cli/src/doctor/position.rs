@@ -160,7 +160,7 @@ pub fn leader(checks: &mut Checks, mark: &Mark, later: &Mark, lease: Duration) {
 
 #[cfg(test)]
 mod tests {
-    use oncebox_relay::position::Position;
+    use oncebox_relay::position::{Gaps, Position, Tally};
 
     use super::super::report::Status;
     use super::*;
@@ -178,6 +178,8 @@ mod tests {
             system: "x".into(),
             timeline: 1,
             position,
+            parked: Tally::default(),
+            released: Gaps::default(),
         };
         (5, checkpoint.encode())
     }

@@ -220,12 +220,19 @@ async fn missing_rights(
     let d = Dialect::Postgres;
     let needed: Vec<(&str, String)> = match role {
         Role::Producer => vec![("INSERT", names.outbox(d))],
-        Role::Relay => vec![
-            ("SELECT", names.outbox(d)),
-            ("DELETE", names.outbox(d)),
-            ("SELECT", names.mark(d)),
-            ("UPDATE", names.mark(d)),
-        ],
+        Role::Relay => {
+            let mut needed = vec![
+                ("SELECT", names.outbox(d)),
+                ("DELETE", names.outbox(d)),
+                ("SELECT", names.mark(d)),
+                ("UPDATE", names.mark(d)),
+            ];
+            for table in [names.parked(d), names.paused(d)] {
+                let rights = ["SELECT", "INSERT", "UPDATE", "DELETE"];
+                needed.extend(rights.map(|right| (right, table.clone())));
+            }
+            needed
+        }
         Role::Consumer => {
             let mut needed = Vec::new();
             for table in [names.inbox(d), names.dead_letter(d)] {

@@ -148,6 +148,7 @@ impl Scene {
                 }),
                 records,
                 offsets: None,
+                ..Transaction::default()
             })
             .await
             .unwrap();

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
+use rdkafka::admin::{
+    AdminClient, AdminOptions, AlterConfig, NewTopic, ResourceSpecifier, TopicReplication,
+};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 
@@ -171,6 +173,37 @@ impl Kafka {
             panic!("cannot create topic {name}: {refused:#}");
         }
         name
+    }
+
+    /// A topic of this name.
+    ///
+    /// # Panics
+    /// The cluster refuses.
+    pub async fn create_topic_named(&self, name: &str, partitions: i32) {
+        if let Err(refused) = self.try_create_topic(name, partitions, &[]).await {
+            panic!("cannot create topic {name}: {refused:#}");
+        }
+    }
+
+    /// Gives a topic these properties, and no other.
+    ///
+    /// # Panics
+    /// The cluster refuses.
+    pub async fn set_topic(&self, name: &str, properties: &[(&str, &str)]) {
+        let altered = async {
+            let admin: AdminClient<DefaultClientContext> = self.client().create()?;
+            let mut wanted = AlterConfig::new(ResourceSpecifier::Topic(name));
+            for (name, value) in properties {
+                wanted = wanted.set(name, value);
+            }
+            for altered in admin.alter_configs([&wanted], &AdminOptions::new()).await? {
+                altered.map_err(|(_, code)| anyhow::anyhow!("{code}"))?;
+            }
+            anyhow::Ok(())
+        };
+        if let Err(refused) = altered.await {
+            panic!("cannot alter topic {name}: {refused:#}");
+        }
     }
 
     async fn try_create_topic(

@@ -11,7 +11,7 @@ use crate::relays::{relay, relay_through, relay_with, until_empty};
 async fn g3_a_relay_killed_at_every_step_publishes_once() {
     let source = Source::create().await;
     let mut expected = vec![];
-    for (n, step) in Step::ALL.into_iter().enumerate() {
+    for (n, step) in Step::LOOP.into_iter().enumerate() {
         for nth in 1..=2 {
             let text = format!("{n}-{nth}");
             source.commit("k", &text).await;

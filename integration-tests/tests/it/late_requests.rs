@@ -81,6 +81,7 @@ impl Stage {
             source: None,
             records: vec![record; 501],
             offsets: Some(offsets),
+            ..Transaction::default()
         }
     }
 

@@ -33,6 +33,8 @@ const ANY_PARTITION: i32 = -1;
 pub(super) struct Acks {
     delivered: AtomicUsize,
     failed: AtomicUsize,
+    /// One per record of the running transaction: acknowledged.
+    which: Mutex<Vec<bool>>,
     failures: Mutex<Vec<FailedRecord>>,
 }
 
@@ -287,6 +289,18 @@ impl Producer {
         )
     }
 
+    /// The transaction that was begun will have so many records.
+    pub(crate) fn expect(&self, records: usize) {
+        let mut which = lock(&self.client.shared().acks.which);
+        which.clear();
+        which.resize(records, false);
+    }
+
+    /// Which records were acknowledged in the running transaction.
+    pub(crate) fn acknowledged(&self) -> Vec<bool> {
+        lock(&self.client.shared().acks.which).clone()
+    }
+
     /// The records that came back with an error, in the order of the reports.
     pub(crate) fn failures(&self) -> Vec<FailedRecord> {
         lock(&self.client.shared().acks.failures).clone()
@@ -409,12 +423,16 @@ pub(super) unsafe extern "C" fn on_delivery(
 ) {
     // SAFETY: `opaque` is the client's `Shared`; the message lives during the call.
     let (acks, code) = unsafe { (&(*opaque.cast::<Shared>()).acks, code_of(message)) };
-    let count = if code.is_error() {
-        &acks.failed
-    } else {
-        &acks.delivered
-    };
-    count.fetch_add(1, Ordering::Relaxed);
+    if code.is_error() {
+        acks.failed.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    // SAFETY: as above.
+    let index = unsafe { (*message)._private as usize };
+    if let Some(acknowledged) = lock(&acks.which).get_mut(index) {
+        *acknowledged = true;
+    }
+    acks.delivered.fetch_add(1, Ordering::Relaxed);
 }
 
 /// The interceptor that sees a record's fate before its delivery report, on a broker thread: keeps

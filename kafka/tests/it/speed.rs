@@ -73,6 +73,7 @@ async fn small_transactions_back_to_back_do_not_taint() {
             source: source(),
             records: batch(&name, 4),
             offsets: Some(offsets(&id, &checkpoints, round, "seq")),
+            ..Transaction::default()
         };
         let start = Instant::now();
         let committed = producer.transact(transaction).await.unwrap();

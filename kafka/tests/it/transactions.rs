@@ -298,6 +298,7 @@ async fn a_record_is_published_as_documented() {
             }),
             records: vec![one, tombstone, empty, keyless],
             offsets: None,
+            ..Transaction::default()
         })
         .await
         .unwrap();

@@ -6,12 +6,14 @@
 GRANT USAGE ON SCHEMA "{schema}" TO {producer};
 GRANT INSERT ON "{schema}"."{prefix}outbox" TO {producer};
 
--- The relay. It never writes a message: SELECT to read, DELETE to clean up. SELECT on the sequence is for
+-- The relay, and operators who skip, requeue, pause and resume. It never writes a message into the outbox: SELECT to read,
+-- DELETE to clean up; what cannot be published moves to the table of parked rows. SELECT on the sequence is for
 -- pg_sequence_last_value(); pg_locks, where it looks for open writers, is readable by everybody.
 GRANT USAGE ON SCHEMA "{schema}" TO {relay};
 GRANT SELECT, DELETE ON "{schema}"."{prefix}outbox" TO {relay};
 GRANT SELECT ON SEQUENCE "{schema}"."{prefix}outbox_id_seq" TO {relay};
 GRANT SELECT, UPDATE ON "{schema}"."{prefix}mark" TO {relay};
+GRANT SELECT, INSERT, UPDATE, DELETE ON "{schema}"."{prefix}parked", "{schema}"."{prefix}paused" TO {relay};
 GRANT SELECT ON "{schema}"."{prefix}migrations" TO {relay};
 
 -- A consumer. Its handlers need rights on the application's tables besides, and the producer's if they enqueue.

@@ -1,6 +1,7 @@
 //! The text that carries a position: metadata of the checkpoint in Kafka, and the `position` column of the mark.
 //!
-//! `v1 seq=7 epoch=2 src=<uuid> sys=<text> tl=1 high=42 msg=<uuid> n=40 fp=<hex> gaps=17,3+5`: the first gap begins
+//! `v1 seq=7 epoch=2 src=<uuid> sys=<text> tl=1 high=42 msg=<uuid> n=40 fp=<hex> pn=2 pfp=<hex> rel=12 gaps=17,3+5`: n, fp
+//! are the settled rows, pn, pfp the parked ones among them, rel the released ids; the first gap begins
 //! at its id, every other at the number of ids after the end of the one before; `+5` = five further ids.
 
 use std::fmt::Write as _;
@@ -27,6 +28,10 @@ pub struct Checkpoint {
     pub timeline: u32,
     /// The position.
     pub position: Position,
+    /// Of the settled rows, those that are parked, by message id, and not named in `released`.
+    pub parked: Tally,
+    /// Parked rows that this checkpoint's transaction published or dropped: they may still stand in the table.
+    pub released: Gaps,
 }
 
 /// Why a stored position cannot be read.
@@ -45,10 +50,7 @@ impl Checkpoint {
     #[must_use]
     pub fn encode(&self) -> String {
         let mut text = self.encode_head();
-        let mut end = 0;
-        for gap in self.position.gaps.intervals() {
-            encode_gap(&mut text, *gap, &mut end);
-        }
+        encode_intervals(&mut text, &self.position.gaps);
         text
     }
 
@@ -67,6 +69,12 @@ impl Checkpoint {
                 },
                 gaps: Gaps::default(),
             },
+            parked: Tally {
+                count: i64::MAX,
+                fingerprint: -1,
+            },
+            // A release can always name one id.
+            released: Gaps::single(i64::MAX),
             ..self.clone()
         };
         widest.encode_head().len()
@@ -88,9 +96,11 @@ impl Checkpoint {
         }
         let _ = write!(
             text,
-            " n={} fp={:x} gaps=",
-            p.settled.count, p.settled.fingerprint
+            " n={} fp={:x} pn={} pfp={:x} rel=",
+            p.settled.count, p.settled.fingerprint, self.parked.count, self.parked.fingerprint
         );
+        encode_intervals(&mut text, &self.released);
+        text.push_str(" gaps=");
         text
     }
 
@@ -122,20 +132,19 @@ impl Checkpoint {
         } else {
             Some(Uuid::try_parse(get("msg")?).map_err(|_| FormatError::Field("msg"))?)
         };
-        let count = number(get("n")?, "n")?;
-        let fingerprint = u64::from_str_radix(get("fp")?, 16)
-            .map_err(|_| FormatError::Field("fp"))?
-            .cast_signed();
-        let gaps = decode_gaps(get("gaps")?)?;
+        let settled = tally(get("n")?, get("fp")?).ok_or(FormatError::Field("n"))?;
+        let parked = tally(get("pn")?, get("pfp")?).ok_or(FormatError::Field("pn"))?;
+        let released = decode_intervals(get("rel")?).ok_or(FormatError::Field("rel"))?;
+        let gaps = decode_intervals(get("gaps")?).ok_or(FormatError::Field("gaps"))?;
         let inside = gaps.intervals().last().is_none_or(|g| g.high < high);
-        if words.next().is_some() || !inside || count < 0 || seq < 0 || high < 0 {
+        if words.next().is_some() || !inside || seq < 0 || high < 0 {
             return Err(FormatError::Field("gaps"));
         }
         let position = Position {
             high,
             high_message_id,
             gaps,
-            settled: Tally { count, fingerprint },
+            settled,
         };
         Ok(Self {
             seq,
@@ -144,6 +153,8 @@ impl Checkpoint {
             system,
             timeline,
             position,
+            parked,
+            released,
         })
     }
 }
@@ -152,15 +163,25 @@ fn number(text: &str, name: &'static str) -> Result<i64, FormatError> {
     text.parse().map_err(|_| FormatError::Field(name))
 }
 
-fn encode_gap(text: &mut String, gap: Interval, end: &mut i64) {
-    if *end != 0 {
-        text.push(',');
+/// A count and its fingerprint.
+fn tally(count: &str, fingerprint: &str) -> Option<Tally> {
+    let count = count.parse().ok().filter(|count| *count >= 0)?;
+    let fingerprint = u64::from_str_radix(fingerprint, 16).ok()?.cast_signed();
+    Some(Tally { count, fingerprint })
+}
+
+fn encode_intervals(text: &mut String, intervals: &Gaps) {
+    let mut end = 0;
+    for interval in intervals.intervals() {
+        if end != 0 {
+            text.push(',');
+        }
+        let _ = write!(text, "{}", interval.low - end);
+        if interval.high > interval.low {
+            let _ = write!(text, "+{}", interval.high - interval.low);
+        }
+        end = interval.high;
     }
-    let _ = write!(text, "{}", gap.low - *end);
-    if gap.high > gap.low {
-        let _ = write!(text, "+{}", gap.high - gap.low);
-    }
-    *end = gap.high;
 }
 
 /// Bytes that a gap takes when the one before it ends at `end` (0 = it is the first).
@@ -175,20 +196,18 @@ pub(super) fn gap_bytes(gap: Interval, end: i64) -> usize {
     comma + digits(gap.low - end) + length
 }
 
-fn decode_gaps(text: &str) -> Result<Gaps, FormatError> {
-    let damaged = || FormatError::Field("gaps");
+fn decode_intervals(text: &str) -> Option<Gaps> {
     let mut intervals = Vec::new();
     let mut end = 0_i64;
     for word in text.split(',').filter(|w| !w.is_empty()) {
         let (start, length) = word.split_once('+').unwrap_or((word, "0"));
-        let start: i64 = start.parse().map_err(|_| damaged())?;
-        let length: i64 = length.parse().map_err(|_| damaged())?;
-        let low = end.checked_add(start).ok_or_else(damaged)?;
-        let high = low.checked_add(length).ok_or_else(damaged)?;
+        let (start, length): (i64, i64) = (start.parse().ok()?, length.parse().ok()?);
+        let low = end.checked_add(start)?;
+        let high = low.checked_add(length)?;
         intervals.push(Interval { low, high });
         end = high;
     }
-    Gaps::new(intervals).ok_or_else(damaged)
+    Gaps::new(intervals)
 }
 
 #[cfg(test)]
@@ -213,6 +232,11 @@ mod tests {
                     fingerprint: -3,
                 },
             },
+            parked: Tally {
+                count: 2,
+                fingerprint: -8,
+            },
+            released: Gaps::single(3),
         }
     }
 

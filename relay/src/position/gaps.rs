@@ -26,6 +26,19 @@ impl Gaps {
         ordered.then_some(Self(intervals))
     }
 
+    /// One id, 1 or more.
+    #[must_use]
+    pub fn single(id: i64) -> Self {
+        Self(vec![Interval { low: id, high: id }])
+    }
+
+    /// These ids, in any order.
+    #[must_use]
+    pub fn of(ids: impl IntoIterator<Item = i64>) -> Self {
+        let single = |id| Interval { low: id, high: id };
+        Self::default().union(&Self(ids.into_iter().map(single).collect()))
+    }
+
     /// The intervals, ascending.
     #[must_use]
     pub fn intervals(&self) -> &[Interval] {

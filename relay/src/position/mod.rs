@@ -34,6 +34,28 @@ impl Tally {
         self.fingerprint ^= Self::hash(id);
     }
 
+    /// Adds one message: a message id is random where it counts, so its low half is its own hash.
+    pub fn add_message(&mut self, id: Uuid) {
+        self.count += 1;
+        self.fingerprint ^= Self::message_hash(id);
+    }
+
+    /// The last 64 bits of a message id, as a signed number.
+    #[must_use]
+    pub fn message_hash(id: Uuid) -> i64 {
+        let (_, low) = id.as_u64_pair();
+        low.cast_signed()
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        Self {
+            count: self.count + other.count,
+            fingerprint: self.fingerprint ^ other.fingerprint,
+        }
+    }
+
     /// Takes away a part. The part must be contained for the result to mean anything.
     #[must_use]
     pub fn without(self, part: Self) -> Self {

@@ -162,7 +162,7 @@ impl Session for ModelSession {
         self.look_at(|world| world.db.rows.keys().next_back().copied().unwrap_or(0))
     }
 
-    async fn facts(&mut self, gaps: &Gaps, high: i64) -> Result<Facts, Error> {
+    async fn facts(&mut self, high: i64, gaps: &Gaps, _: &Gaps) -> Result<Facts, Error> {
         self.look_at(|world| Facts {
             mark: Mark {
                 source_id: Uuid::nil(),
@@ -179,6 +179,7 @@ impl Session for ModelSession {
             },
             high_message_id: Some(row(high).message_id),
             rows_below_low_water: false,
+            parked: Tally::default(),
             rows: tally(
                 world
                     .db
@@ -407,6 +408,8 @@ async fn g10_a_burnt_id_that_comes_back_to_life_stops_the_relay() {
         system: "s".to_owned(),
         timeline: 1,
         position: position.clone(),
+        parked: Tally::default(),
+        released: Gaps::default(),
     };
     let mut reader = reader(&session, &position, None);
     let (_acknowledged, receiver) = watch::channel(Some(checkpoint));

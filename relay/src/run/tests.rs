@@ -1,6 +1,10 @@
 //! The relay's own rules on a real SQLite outbox and an in-memory log whose transactions may happen or not and be
 //! reported or not.
 
+mod parking;
+
+use std::collections::BTreeSet;
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,7 +17,7 @@ use super::{Exit, Mode, Relay};
 use crate::config::{Config, Database};
 use crate::error::{Error, Stop};
 use crate::health::Health;
-use crate::log::{Log, Producer};
+use crate::log::{How, Log, NotPublished, Producer, Refused, Silent, TopicRefused};
 use crate::position::{Checkpoint, Tally};
 use crate::resume;
 use crate::session::conformance::TestDb;
@@ -42,6 +46,15 @@ struct State {
     /// Epoch of the producer whose next transaction a late request would end.
     tainted: Option<u64>,
     cluster: String,
+    /// Rows that the brokers refuse; the refusal comes back for every record of the topic in the transaction.
+    refused: BTreeSet<i64>,
+    /// Topics that do not exist.
+    missing: BTreeSet<String>,
+    /// Topics that never acknowledge.
+    silent: BTreeSet<String>,
+    /// Most records of a batch.
+    largest_batch: Option<usize>,
+    rehearsals: usize,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -116,22 +129,24 @@ impl Producer for FakeProducer {
     async fn publish(
         &self,
         _: i64,
-        rows: Vec<Row>,
+        rows: &[&Row],
         checkpoint: &Checkpoint,
-    ) -> Result<Option<String>, Error> {
+        how: How,
+    ) -> Result<Option<String>, NotPublished> {
         tokio::task::yield_now().await;
         let fate = self.fate()?;
+        self.look(rows, how.records_per_batch)?;
         if fate == Some(Fate::NeverAnswered) {
             std::future::pending::<()>().await;
         }
         let mut state = self.state.lock().unwrap();
         if fate == Some(Fate::DoesNotHappen) {
-            return Err(lost("aborted"));
+            return Err(lost("aborted").into());
         }
         let rows = rows.iter().map(|row| (row.id, row.message_id));
         if fate == Some(Fate::SettledByTheFence) {
             state.in_doubt = Some((rows.collect(), checkpoint.clone()));
-            return Err(lost("no answer"));
+            return Err(lost("no answer").into());
         }
         // Measured on a broker: a late request ends the next transaction of the producer, which then reports success,
         // has its checkpoint stored and its records aborted.
@@ -140,13 +155,24 @@ impl Producer for FakeProducer {
         }
         state.checkpoint = Some(checkpoint.clone());
         match fate {
-            Some(Fate::HappensUnreported) => Err(lost("no answer")),
+            Some(Fate::HappensUnreported) => Err(lost("no answer").into()),
             Some(Fate::Taints) => {
                 state.tainted = Some(self.epoch);
                 Ok(Some("EndTxn sent twice".to_owned()))
             }
             _ => Ok(None),
         }
+    }
+
+    async fn rehearse(
+        &self,
+        _: i64,
+        rows: &[&Row],
+        _: Option<Duration>,
+    ) -> Result<Option<String>, NotPublished> {
+        self.state.lock().unwrap().rehearsals += 1;
+        self.look(rows, None)?;
+        Ok(None)
     }
 
     fn last_step(&self) -> Instant {
@@ -156,7 +182,62 @@ impl Producer for FakeProducer {
     async fn close(self) {}
 }
 
+impl From<Error> for NotPublished {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
 impl FakeProducer {
+    /// What the brokers think of these rows.
+    fn look(&self, rows: &[&Row], per_batch: Option<NonZeroUsize>) -> Result<(), NotPublished> {
+        let state = self.state.lock().unwrap();
+        let of = |topics: &BTreeSet<String>| {
+            let mut found: Vec<_> = topics.iter().cloned().collect();
+            found.retain(|topic| rows.iter().any(|row| *row.record.topic == **topic));
+            found
+        };
+        if !of(&state.missing).is_empty() {
+            // The client does not know which topic it was.
+            let mut suspects: Vec<_> = rows
+                .iter()
+                .map(|row| row.record.topic.to_string())
+                .collect();
+            suspects.dedup();
+            let reason = "not there".to_owned();
+            return Err(NotPublished::Topic(TopicRefused { suspects, reason }));
+        }
+        let batch = per_batch.map_or(rows.len(), NonZeroUsize::get).max(1);
+        for (n, rows) in rows.chunks(batch).enumerate() {
+            let guilty = rows.iter().find(|row| state.refused.contains(&row.id));
+            let guilty = guilty.or(rows
+                .first()
+                .filter(|_| state.largest_batch.is_some_and(|most| rows.len() > most)));
+            if let Some(guilty) = guilty {
+                let mut suspects: Vec<_> = (n * batch..n * batch + rows.len()).collect();
+                suspects
+                    .retain(|index| rows[index - n * batch].record.topic == guilty.record.topic);
+                let likely = suspects[0];
+                let reason = "too large".to_owned();
+                return Err(NotPublished::Refused(Refused {
+                    suspects,
+                    likely,
+                    reason,
+                }));
+            }
+        }
+        let topics = of(&state.silent);
+        if !topics.is_empty() {
+            let (reason, error) = ("no answer".to_owned(), lost("no answer"));
+            return Err(NotPublished::Silent(Silent {
+                topics,
+                reason,
+                error,
+            }));
+        }
+        Ok(())
+    }
+
     /// The fate of the transaction that begins now, unless it is refused.
     fn fate(&self) -> Result<Option<Fate>, Error> {
         let mut state = self.state.lock().unwrap();

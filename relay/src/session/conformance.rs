@@ -73,6 +73,11 @@ impl TestDb {
 
     /// Inserts a row with this id; its message id is made of the id.
     pub(crate) async fn insert(&mut self, id: i64) {
+        self.insert_for(id, "orders", Some("k")).await;
+    }
+
+    /// The same for a topic and a key.
+    pub(crate) async fn insert_for(&mut self, id: i64, topic: &str, key: Option<&str>) {
         let overriding = if self.numbered {
             "OVERRIDING SYSTEM VALUE"
         } else {
@@ -90,9 +95,9 @@ impl TestDb {
             }
         };
         self.execute(&format!(
-            "INSERT INTO {} (id, message_id, topic, key, payload, headers) {overriding} VALUES ({id}, {message_id}, 'orders', {}, {}, {})",
+            "INSERT INTO {} (id, message_id, topic, key, payload, headers) {overriding} VALUES ({id}, {message_id}, '{topic}', {}, {}, {})",
             self.outbox,
-            bytes("k"),
+            key.map_or("NULL".to_owned(), bytes),
             bytes("payload"),
             bytes("")
         ))
@@ -166,6 +171,8 @@ fn checkpoint(seq: i64, high: i64, gaps: &[(i64, i64)], ids: &[i64]) -> Checkpoi
             gaps,
             settled: tally(ids),
         },
+        parked: Tally::default(),
+        released: Gaps::default(),
     }
 }
 
@@ -336,17 +343,20 @@ async fn g10_facts_are_what_is_in_the_table<S: Session>(db: &mut TestDb) {
         Interval { low: 5, high: 6 },
     ])
     .unwrap();
-    let facts = session.facts(&gaps, 7).await.unwrap();
+    let facts = session.facts(7, &gaps, &Gaps::default()).await.unwrap();
     assert_eq!(
         (facts.rows, facts.high_message_id),
         (tally(&[1, 4, 7]), Some(Uuid::from_u128(7)))
     );
     let facts = session
-        .facts(&Gaps::default(), 4_294_967_296 + 5)
+        .facts(4_294_967_296 + 5, &Gaps::default(), &Gaps::default())
         .await
         .unwrap();
     assert_eq!(facts.rows, tally(&[1, 2, 4, 6, 7, 9, 4_294_967_296 + 5]));
-    let facts = session.facts(&Gaps::default(), 8).await.unwrap();
+    let facts = session
+        .facts(8, &Gaps::default(), &Gaps::default())
+        .await
+        .unwrap();
     assert_eq!(facts.high_message_id, None);
 }
 

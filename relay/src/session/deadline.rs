@@ -5,7 +5,10 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use super::{Facts, Limit, Look, Mark, Probe, Rewrite, Server, Session, Written};
+use super::{
+    Among, Facts, Filter, Limit, Look, Mark, Overview, ParkedRow, Parking, ParkingSession, Probe,
+    Request, Rewrite, Row, Server, Session, Written,
+};
 use crate::config::Config;
 use crate::error::Error;
 use crate::position::{Checkpoint, Gaps};
@@ -69,8 +72,8 @@ impl<S: Session> Session for Deadline<S> {
         within(SHORT, self.0.row_at_or_below(id)).await
     }
 
-    async fn facts(&mut self, gaps: &Gaps, high: i64) -> Result<Facts, Error> {
-        within(SCAN, self.0.facts(gaps, high)).await
+    async fn facts(&mut self, high: i64, gaps: &Gaps, released: &Gaps) -> Result<Facts, Error> {
+        within(SCAN, self.0.facts(high, gaps, released)).await
     }
 
     async fn take(
@@ -111,6 +114,79 @@ impl<S: Session> Session for Deadline<S> {
 
     async fn rewrite(&mut self, epoch: i64, rewrite: &Rewrite) -> Result<Written, Error> {
         within(SHORT, self.0.rewrite(epoch, rewrite)).await
+    }
+}
+
+impl<S: ParkingSession> ParkingSession for Deadline<S> {
+    async fn overview(&mut self) -> Result<Overview, Error> {
+        within(READ, self.0.overview()).await
+    }
+
+    async fn parked_among(&mut self, rows: &[Row]) -> Result<Among, Error> {
+        within(READ, self.0.parked_among(rows)).await
+    }
+
+    async fn park(&mut self, epoch: i64, rows: &[Parking]) -> Result<Written, Error> {
+        within(READ, self.0.park(epoch, rows)).await
+    }
+
+    async fn pause(&mut self, epoch: i64, topic: &str, reason: &str) -> Result<Written, Error> {
+        within(SHORT, self.0.pause(epoch, topic, reason)).await
+    }
+
+    async fn releasable(
+        &mut self,
+        high: i64,
+        limit: Limit,
+        probe: Option<&str>,
+    ) -> Result<Vec<ParkedRow>, Error> {
+        within(READ, self.0.releasable(high, limit, probe)).await
+    }
+
+    async fn refuse(&mut self, epoch: i64, id: i64, reason: &str) -> Result<Written, Error> {
+        within(SHORT, self.0.refuse(epoch, id, reason)).await
+    }
+
+    async fn finish_release(
+        &mut self,
+        epoch: i64,
+        checkpoint: &Checkpoint,
+        cluster_id: &str,
+    ) -> Result<Written, Error> {
+        within(READ, self.0.finish_release(epoch, checkpoint, cluster_id)).await
+    }
+
+    async fn resume_topic(&mut self, epoch: i64, topic: &str) -> Result<Written, Error> {
+        within(SHORT, self.0.resume_topic(epoch, topic)).await
+    }
+
+    async fn list_parked(
+        &mut self,
+        filter: &Filter,
+        limit: usize,
+    ) -> Result<Vec<ParkedRow>, Error> {
+        within(READ, self.0.list_parked(filter, limit)).await
+    }
+
+    async fn request(&mut self, ids: &[i64], request: Request) -> Result<u64, Error> {
+        within(READ, self.0.request(ids, request)).await
+    }
+
+    async fn pause_for_operator(
+        &mut self,
+        topic: &str,
+        key: Option<&[u8]>,
+        reason: &str,
+    ) -> Result<bool, Error> {
+        within(SHORT, self.0.pause_for_operator(topic, key, reason)).await
+    }
+
+    async fn resume_for_operator(
+        &mut self,
+        topic: &str,
+        key: Option<&[u8]>,
+    ) -> Result<bool, Error> {
+        within(SHORT, self.0.resume_for_operator(topic, key)).await
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod copy;
 mod deadline;
+mod parked;
 mod postgres;
 mod sqlite;
 
@@ -17,6 +18,8 @@ use oncebox_kafka::Record;
 use uuid::Uuid;
 
 pub(crate) use deadline::Deadline;
+pub(crate) use parked::{Among, Overview, ParkedRow, Parking, Paused, collect, keys_of};
+pub use parked::{Cause, Request};
 pub(crate) use postgres::PostgresSession;
 pub(crate) use sqlite::SqliteSession;
 
@@ -149,6 +152,56 @@ macro_rules! raw_mark {
 }
 use raw_mark;
 
+/// Reads a parked row from a row of any database.
+macro_rules! parked_row {
+    ($row:expr) => {{
+        let row = &$row;
+        let (id, message_id, created_at_micros) = (
+            row.try_get("id")?,
+            row.try_get("message_id")?,
+            row.try_get("created")?,
+        );
+        let bytes = |name: &str| -> Result<Option<bytes::Bytes>, $crate::error::Error> {
+            let value: Option<Vec<u8>> = row.try_get(name)?;
+            Ok(value.map(bytes::Bytes::from))
+        };
+        let record = oncebox_kafka::Record {
+            topic: row.try_get::<String, _>("topic")?.into(),
+            key: bytes("key")?,
+            payload: bytes("payload")?,
+            headers: bytes("headers")?.unwrap_or_default(),
+            envelope: Some(oncebox_kafka::Envelope {
+                message_id,
+                outbox_id: id,
+                created_at_micros,
+            }),
+        };
+        let request: Option<String> = row.try_get("request")?;
+        $crate::session::ParkedRow {
+            row: $crate::session::Row {
+                id,
+                message_id,
+                created_at_micros,
+                record,
+            },
+            cause: row.try_get::<String, _>("cause")?.parse()?,
+            reason: row.try_get("reason")?,
+            attempts: row.try_get("attempts")?,
+            request: request.map(|word| word.parse()).transpose()?,
+            parked_at_micros: row.try_get("parked")?,
+        }
+    }};
+}
+use parked_row;
+
+/// Rows of the batch are not in the outbox any more.
+fn vanished(wanted: usize, found: u64) -> Error {
+    let text = format!(
+        "{wanted} rows were read and are to be parked, only {found} of them are still there"
+    );
+    Stop::BadRow(text).into()
+}
+
 fn no_mark() -> Error {
     Error::Migrations("the mark has no row".to_owned())
 }
@@ -263,6 +316,8 @@ pub(crate) struct Facts {
     pub(crate) rows_below_low_water: bool,
     /// The rows in (low_water, high], gaps excluded.
     pub(crate) rows: Tally,
+    /// The parked rows up to high, gaps and released ids excluded, by message id.
+    pub(crate) parked: Tally,
 }
 
 /// What a write of the leader met.
@@ -274,12 +329,123 @@ pub(crate) enum Written {
     Deposed(i64),
 }
 
+impl Written {
+    /// # Errors
+    /// [`Error::Deposed`].
+    pub(crate) fn led(self) -> Result<(), Error> {
+        match self {
+            Self::Done => Ok(()),
+            Self::Deposed(epoch) => Err(Error::Deposed(epoch)),
+        }
+    }
+}
+
+/// Which parked rows an operator means; everything that is given must hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// Only these outbox ids; empty = all.
+    pub ids: Vec<i64>,
+    /// Only this topic.
+    pub topic: Option<String>,
+    /// Only this key.
+    pub key: Option<bytes::Bytes>,
+    /// Only this cause.
+    pub cause: Option<Cause>,
+}
+
 /// A new position chosen by an operator.
 #[derive(Debug, Clone)]
 pub(crate) struct Rewrite {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) cluster_id: String,
     pub(crate) source_epoch: i64,
+}
+
+/// What a session does about rows that cannot be published now. As for [`Session`], no method is cancel safe.
+pub(crate) trait ParkingSession: Session {
+    /// Looks at what is parked and paused.
+    fn overview(&mut self) -> impl Future<Output = Result<Overview, Error>> + Send;
+
+    /// What is parked among these rows, and of their keys. `rows` is not empty.
+    fn parked_among(&mut self, rows: &[Row]) -> impl Future<Output = Result<Among, Error>> + Send;
+
+    /// Copies outbox rows into the table of parked rows, in one transaction.
+    fn park(
+        &mut self,
+        epoch: i64,
+        rows: &[Parking],
+    ) -> impl Future<Output = Result<Written, Error>> + Send;
+
+    /// Pauses a topic on the relay's behalf.
+    fn pause(
+        &mut self,
+        epoch: i64,
+        topic: &str,
+        reason: &str,
+    ) -> impl Future<Output = Result<Written, Error>> + Send;
+
+    /// Parked rows up to `high` that nothing holds any more, in id order: their topic and key are not paused, whoever was
+    /// refused has been decided upon, and so has every earlier refused row of their key. Given `probe`, of this topic, as
+    /// if it were not paused.
+    fn releasable(
+        &mut self,
+        high: i64,
+        limit: Limit,
+        probe: Option<&str>,
+    ) -> impl Future<Output = Result<Vec<ParkedRow>, Error>> + Send;
+
+    /// Kafka refused a parked row again: whatever it waited for, now it waits for a decision.
+    fn refuse(
+        &mut self,
+        epoch: i64,
+        id: i64,
+        reason: &str,
+    ) -> impl Future<Output = Result<Written, Error>> + Send;
+
+    /// Takes the released ids of a committed checkpoint out of the table and writes the checkpoint into the mark, in one
+    /// transaction. Repeating it does nothing.
+    fn finish_release(
+        &mut self,
+        epoch: i64,
+        checkpoint: &Checkpoint,
+        cluster_id: &str,
+    ) -> impl Future<Output = Result<Written, Error>> + Send;
+
+    /// Ends the relay's own pause of a topic.
+    fn resume_topic(
+        &mut self,
+        epoch: i64,
+        topic: &str,
+    ) -> impl Future<Output = Result<Written, Error>> + Send;
+
+    /// What an operator reads: parked rows in id order.
+    fn list_parked(
+        &mut self,
+        filter: &Filter,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<ParkedRow>, Error>> + Send;
+
+    /// What an operator wants done with these parked rows. Returns how many there are.
+    fn request(
+        &mut self,
+        ids: &[i64],
+        request: Request,
+    ) -> impl Future<Output = Result<u64, Error>> + Send;
+
+    /// An operator pauses a topic or a key of it. `false` = it was paused already, by an operator now.
+    fn pause_for_operator(
+        &mut self,
+        topic: &str,
+        key: Option<&[u8]>,
+        reason: &str,
+    ) -> impl Future<Output = Result<bool, Error>> + Send;
+
+    /// An operator resumes it. `false` = it was not paused.
+    fn resume_for_operator(
+        &mut self,
+        topic: &str,
+        key: Option<&[u8]>,
+    ) -> impl Future<Output = Result<bool, Error>> + Send;
 }
 
 /// One session with the database that holds the outbox.
@@ -321,8 +487,9 @@ pub(crate) trait Session: Send + Sized + 'static {
     /// Collects the facts for the identity check of a position.
     fn facts(
         &mut self,
-        gaps: &Gaps,
         high: i64,
+        gaps: &Gaps,
+        released: &Gaps,
     ) -> impl Future<Output = Result<Facts, Error>> + Send;
 
     /// Takes the lease by compare-and-set on (epoch, renewal). `false` = somebody else was faster or alive.

@@ -13,8 +13,9 @@ use uuid::Uuid;
 
 use super::copy::{CopyError, CopyReader};
 use super::{
-    Facts, Limit, Look, MARK_COLUMNS, Mark, Probe, Rewrite, Row, Server, Session, Written,
-    cannot_connect, no_mark, raw_mark,
+    Among, Facts, Filter, Limit, Look, MARK_COLUMNS, Mark, Overview, ParkedRow, Parking,
+    ParkingSession, Paused, Probe, Request, Rewrite, Row, Server, Session, Written, cannot_connect,
+    collect, keys_of, no_mark, parked_row, raw_mark, vanished,
 };
 use crate::config::{Config, Database};
 use crate::error::{Error, Stop};
@@ -29,6 +30,14 @@ const WRITABLE: &str =
 
 /// Microseconds between 1970-01-01 and PostgreSQL's epoch, 2000-01-01.
 const EPOCH_MICROS: i64 = 946_684_800_000_000;
+
+/// [`Tally::message_hash`] in SQL.
+const MESSAGE_HASH: &str =
+    "('x' || right(replace(p.message_id::text, '-', ''), 16))::bit(64)::bigint";
+
+/// What `parked_row!` reads.
+const PARKED_COLUMNS: &str = "p.id, p.message_id, p.topic, p.key, p.payload, p.headers, p.cause, p.reason, p.attempts, p.request, \
+     (extract(epoch FROM p.created_at) * 1000000)::bigint AS created, (extract(epoch FROM p.parked_at) * 1000000)::bigint AS parked";
 
 /// One session.
 pub(crate) struct PostgresSession {
@@ -54,12 +63,29 @@ struct Sql {
     delete_mark: String,
     rewrite: String,
     outbox: String,
+    parked_by_topic: String,
+    requested: String,
+    paused: String,
+    parked_ids: String,
+    first_of_keys: String,
+    park: String,
+    pause: String,
+    releasable: String,
+    refuse: String,
+    unpark: String,
+    resume_topic: String,
+    list_parked: String,
+    request: String,
+    pause_for_operator: String,
+    resume_for_operator: String,
 }
 
 impl Sql {
     fn new(config: &Config) -> Self {
         let outbox = config.names.outbox(Dialect::Postgres);
         let mark = config.names.mark(Dialect::Postgres);
+        let parked = config.names.parked(Dialect::Postgres);
+        let paused = config.names.paused(Dialect::Postgres);
         // The names are checked identifiers; quoted once more as a literal for regclass and the sequence.
         let literal = outbox.replace('\'', "''");
         Self {
@@ -81,13 +107,18 @@ impl Sql {
                  SELECT m.*, \
                    (SELECT message_id FROM {outbox} WHERE id = $1) AS high_message_id, \
                    EXISTS (SELECT 1 FROM {outbox} WHERE id <= m.low_water AND id <> $1) AS below, \
-                   a.n AS all_n, a.f AS all_f, g.n AS gap_n, g.f AS gap_f \
+                   a.n AS all_n, a.f AS all_f, g.n AS gap_n, g.f AS gap_f, \
+                   p.n AS parked_n, p.f AS parked_f, q.n AS open_n, q.f AS open_f \
                  FROM m, \
                    LATERAL (SELECT count(*) AS n, coalesce(bit_xor(hashint8extended(id, 0)), 0) AS f \
                             FROM {outbox} WHERE id > m.low_water AND id <= $1) a, \
                    LATERAL (SELECT count(o.id) AS n, coalesce(bit_xor(hashint8extended(o.id, 0)), 0) AS f \
                             FROM unnest($2::bigint[], $3::bigint[]) AS i(low, high) \
-                            JOIN {outbox} o ON o.id BETWEEN i.low AND i.high AND o.id > m.low_water) g"
+                            JOIN {outbox} o ON o.id BETWEEN i.low AND i.high AND o.id > m.low_water) g, \
+                   LATERAL (SELECT count(*) AS n, coalesce(bit_xor({MESSAGE_HASH}), 0) AS f FROM {parked} p WHERE id <= $1) p, \
+                   LATERAL (SELECT count(p.id) AS n, coalesce(bit_xor({MESSAGE_HASH}), 0) AS f \
+                            FROM unnest($4::bigint[], $5::bigint[]) AS i(low, high) \
+                            JOIN {parked} p ON p.id BETWEEN i.low AND i.high) q"
             ),
             take: format!(
                 "UPDATE {mark} SET epoch = $1, source = $2, owner = $3, renewal = renewal + 1, updated_at = clock_timestamp() \
@@ -117,6 +148,63 @@ impl Sql {
             rewrite: format!(
                 "UPDATE {mark} SET seq = $2, epoch = $3, position = $4, cluster_id = $5, source_epoch = $6, owner = NULL, \
                    renewal = renewal + 1, updated_at = clock_timestamp() WHERE epoch = $1"
+            ),
+            parked_by_topic: format!(
+                "SELECT topic, count(*) FROM {parked} GROUP BY topic ORDER BY topic"
+            ),
+            requested: format!("SELECT EXISTS (SELECT 1 FROM {parked} WHERE request IS NOT NULL)"),
+            paused: format!(
+                "SELECT topic, key, by_relay, reason FROM {paused} ORDER BY topic, key NULLS FIRST"
+            ),
+            parked_ids: format!("SELECT id, message_id FROM {parked} WHERE id BETWEEN $1 AND $2"),
+            first_of_keys: format!(
+                "SELECT k.n, p.id FROM unnest($1::text[], $2::bytea[]) WITH ORDINALITY AS k(topic, key, n) \
+                 CROSS JOIN LATERAL (SELECT min(id) AS id FROM {parked} WHERE topic = k.topic AND key = k.key) p \
+                 WHERE p.id IS NOT NULL"
+            ),
+            // The copy is made inside the database: what is parked is what was enqueued, and no payload travels.
+            park: format!(
+                "INSERT INTO {parked} (id, message_id, topic, key, payload, headers, created_at, cause, reason, attempts) \
+                 SELECT o.id, o.message_id, o.topic, o.key, o.payload, o.headers, o.created_at, c.cause, c.reason, \
+                   CASE c.cause WHEN 'refused' THEN 1 ELSE 0 END \
+                 FROM unnest($1::bigint[], $2::text[], $3::text[]) AS c(id, cause, reason) JOIN {outbox} o ON o.id = c.id"
+            ),
+            pause: format!(
+                "INSERT INTO {paused} (topic, by_relay, reason) VALUES ($1, true, $2) \
+                 ON CONFLICT (topic) WHERE key IS NULL DO UPDATE SET reason = excluded.reason WHERE {paused}.by_relay"
+            ),
+            releasable: format!(
+                "SELECT {PARKED_COLUMNS} FROM {parked} p \
+                 WHERE p.id <= $1 AND ($2::text IS NULL OR p.topic = $2) AND (p.cause <> 'refused' OR p.request IS NOT NULL) \
+                   AND NOT EXISTS (SELECT 1 FROM {paused} s WHERE s.topic = p.topic AND (s.key = p.key OR s.key IS NULL AND $2::text IS NULL)) \
+                   AND NOT EXISTS (SELECT 1 FROM {parked} b WHERE b.topic = p.topic AND b.key = p.key AND b.id < p.id \
+                                   AND b.cause = 'refused' AND b.request IS NULL) \
+                 ORDER BY p.id LIMIT $3"
+            ),
+            refuse: format!(
+                "UPDATE {parked} SET cause = 'refused', reason = $2, attempts = attempts + 1, request = NULL WHERE id = $1"
+            ),
+            unpark: format!(
+                "DELETE FROM {parked} p USING unnest($1::bigint[], $2::bigint[]) AS i(low, high) WHERE p.id BETWEEN i.low AND i.high"
+            ),
+            resume_topic: format!(
+                "DELETE FROM {paused} WHERE topic = $1 AND key IS NULL AND by_relay"
+            ),
+            list_parked: format!(
+                "SELECT {PARKED_COLUMNS} FROM {parked} p WHERE ($1::bigint[] = '{{}}' OR p.id = ANY($1)) \
+                   AND ($2::text IS NULL OR p.topic = $2) AND ($3::bytea IS NULL OR p.key = $3) AND ($4::text IS NULL OR p.cause = $4) \
+                 ORDER BY p.id LIMIT $5"
+            ),
+            request: format!("UPDATE {parked} SET request = $2 WHERE id = ANY($1)"),
+            pause_for_operator: format!(
+                "WITH known AS (UPDATE {paused} SET by_relay = false, reason = $3 \
+                                WHERE topic = $1 AND key IS NOT DISTINCT FROM $2 RETURNING 1), \
+                 new AS (INSERT INTO {paused} (topic, key, by_relay, reason) \
+                         SELECT $1, $2, false, $3 WHERE NOT EXISTS (SELECT 1 FROM known) RETURNING 1) \
+                 SELECT EXISTS (SELECT 1 FROM new)"
+            ),
+            resume_for_operator: format!(
+                "DELETE FROM {paused} WHERE topic = $1 AND key IS NOT DISTINCT FROM $2"
             ),
             outbox,
         }
@@ -244,13 +332,15 @@ impl Session for PostgresSession {
         Ok(query.fetch_optional(&mut self.conn).await?)
     }
 
-    async fn facts(&mut self, gaps: &Gaps, high: i64) -> Result<Facts, Error> {
-        let (lows, highs): (Vec<i64>, Vec<i64>) =
-            gaps.intervals().iter().map(|i| (i.low, i.high)).unzip();
+    async fn facts(&mut self, high: i64, gaps: &Gaps, released: &Gaps) -> Result<Facts, Error> {
+        let (lows, highs) = bounds(gaps);
+        let (open_lows, open_highs) = bounds(&gaps.union(released));
         let query = sqlx::query(AssertSqlSafe(&*self.sql.facts))
             .bind(high)
             .bind(lows)
-            .bind(highs);
+            .bind(highs)
+            .bind(open_lows)
+            .bind(open_highs);
         let row = query
             .fetch_optional(&mut self.conn)
             .await?
@@ -262,11 +352,13 @@ impl Session for PostgresSession {
             })
         };
         let rows = tally("all_n", "all_f")?.without(tally("gap_n", "gap_f")?);
+        let parked = tally("parked_n", "parked_f")?.without(tally("open_n", "open_f")?);
         Ok(Facts {
             mark: raw_mark!(row).decode()?,
             high_message_id: row.try_get("high_message_id")?,
             rows_below_low_water: row.try_get("below")?,
             rows,
+            parked,
         })
     }
 
@@ -374,6 +466,198 @@ impl Session for PostgresSession {
         let done = query.execute(&mut self.conn).await?;
         self.written(done.rows_affected(), epoch, i64::MAX).await
     }
+}
+
+impl ParkingSession for PostgresSession {
+    async fn overview(&mut self) -> Result<Overview, Error> {
+        let parked = sqlx::query_as(AssertSqlSafe(&*self.sql.parked_by_topic))
+            .fetch_all(&mut self.conn)
+            .await?;
+        let requests = sqlx::query_scalar(AssertSqlSafe(&*self.sql.requested))
+            .fetch_one(&mut self.conn)
+            .await?;
+        let paused: Vec<(String, Option<Vec<u8>>, bool, String)> =
+            sqlx::query_as(AssertSqlSafe(&*self.sql.paused))
+                .fetch_all(&mut self.conn)
+                .await?;
+        Ok(Overview {
+            parked,
+            requests,
+            paused: paused.into_iter().map(Paused::from).collect(),
+        })
+    }
+
+    async fn parked_among(&mut self, rows: &[Row]) -> Result<Among, Error> {
+        let low = rows.iter().map(|row| row.id).min();
+        let high = rows.iter().map(|row| row.id).max();
+        let ids: Vec<(i64, Uuid)> = sqlx::query_as(AssertSqlSafe(&*self.sql.parked_ids))
+            .bind(low)
+            .bind(high)
+            .fetch_all(&mut self.conn)
+            .await?;
+        let keys = keys_of(rows);
+        let (topics, names): (Vec<&str>, Vec<&[u8]>) =
+            keys.iter().map(|(topic, key)| (&**topic, &**key)).unzip();
+        let first: Vec<(i64, i64)> = sqlx::query_as(AssertSqlSafe(&*self.sql.first_of_keys))
+            .bind(topics)
+            .bind(names)
+            .fetch_all(&mut self.conn)
+            .await?;
+        let first = first.into_iter().filter_map(|(n, id)| {
+            let n = usize::try_from(n - 1).ok()?;
+            Some((keys.get(n)?.clone(), id))
+        });
+        Ok(Among {
+            first: first.collect(),
+            ids: ids.into_iter().collect(),
+        })
+    }
+
+    async fn park(&mut self, epoch: i64, rows: &[Parking]) -> Result<Written, Error> {
+        let ids: Vec<i64> = rows.iter().map(|row| row.id).collect();
+        let causes: Vec<&str> = rows.iter().map(|row| row.cause.as_str()).collect();
+        let reasons: Vec<&str> = rows.iter().map(|row| &*row.reason).collect();
+        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
+            return self.written(0, epoch, i64::MAX).await;
+        };
+        let done = sqlx::query(AssertSqlSafe(&*self.sql.park))
+            .bind(ids)
+            .bind(causes)
+            .bind(reasons)
+            .execute(&mut *tx)
+            .await?;
+        if done.rows_affected() != rows.len() as u64 {
+            return Err(vanished(rows.len(), done.rows_affected()));
+        }
+        tx.commit().await?;
+        Ok(Written::Done)
+    }
+
+    async fn pause(&mut self, epoch: i64, topic: &str, reason: &str) -> Result<Written, Error> {
+        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
+            return self.written(0, epoch, i64::MAX).await;
+        };
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.pause));
+        query.bind(topic).bind(reason).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(Written::Done)
+    }
+
+    async fn releasable(
+        &mut self,
+        high: i64,
+        limit: Limit,
+        probe: Option<&str>,
+    ) -> Result<Vec<ParkedRow>, Error> {
+        let rows = sqlx::query(AssertSqlSafe(&*self.sql.releasable))
+            .bind(high)
+            .bind(probe)
+            .bind(i64::try_from(limit.rows).unwrap_or(i64::MAX))
+            .fetch(&mut self.conn);
+        collect(rows, limit.bytes, |row| Ok(parked_row!(row))).await
+    }
+
+    async fn refuse(&mut self, epoch: i64, id: i64, reason: &str) -> Result<Written, Error> {
+        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
+            return self.written(0, epoch, i64::MAX).await;
+        };
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.refuse));
+        query.bind(id).bind(reason).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(Written::Done)
+    }
+
+    async fn finish_release(
+        &mut self,
+        epoch: i64,
+        checkpoint: &Checkpoint,
+        cluster_id: &str,
+    ) -> Result<Written, Error> {
+        let (lows, highs) = bounds(&checkpoint.released);
+        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
+            return self.written(0, epoch, i64::MAX).await;
+        };
+        // Not written again when it is there: the answer to an earlier try was lost.
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.confirm));
+        let query = query
+            .bind(epoch)
+            .bind(checkpoint.seq)
+            .bind(checkpoint.encode());
+        query.bind(cluster_id).execute(&mut *tx).await?;
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.unpark));
+        query.bind(lows).bind(highs).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(Written::Done)
+    }
+
+    async fn resume_topic(&mut self, epoch: i64, topic: &str) -> Result<Written, Error> {
+        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
+            return self.written(0, epoch, i64::MAX).await;
+        };
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.resume_topic));
+        query.bind(topic).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(Written::Done)
+    }
+
+    async fn list_parked(
+        &mut self,
+        filter: &Filter,
+        limit: usize,
+    ) -> Result<Vec<ParkedRow>, Error> {
+        let rows = sqlx::query(AssertSqlSafe(&*self.sql.list_parked))
+            .bind(&filter.ids)
+            .bind(&filter.topic)
+            .bind(filter.key.as_deref())
+            .bind(filter.cause.map(super::Cause::as_str))
+            .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+            .fetch(&mut self.conn);
+        collect(rows, usize::MAX, |row| Ok(parked_row!(row))).await
+    }
+
+    async fn request(&mut self, ids: &[i64], request: Request) -> Result<u64, Error> {
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.request));
+        let query = query.bind(ids).bind(request.as_str());
+        Ok(query.execute(&mut self.conn).await?.rows_affected())
+    }
+
+    async fn pause_for_operator(
+        &mut self,
+        topic: &str,
+        key: Option<&[u8]>,
+        reason: &str,
+    ) -> Result<bool, Error> {
+        let query = sqlx::query_scalar(AssertSqlSafe(&*self.sql.pause_for_operator));
+        let query = query.bind(topic).bind(key).bind(reason);
+        Ok(query.fetch_one(&mut self.conn).await?)
+    }
+
+    async fn resume_for_operator(
+        &mut self,
+        topic: &str,
+        key: Option<&[u8]>,
+    ) -> Result<bool, Error> {
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.resume_for_operator));
+        let query = query.bind(topic).bind(key);
+        Ok(query.execute(&mut self.conn).await?.rows_affected() > 0)
+    }
+}
+
+/// A transaction that holds the mark's row, if it still has this epoch; it is a sign of life as well.
+async fn leading<'c>(
+    conn: &'c mut PgConnection,
+    renew: &str,
+    epoch: i64,
+) -> Result<Option<sqlx::Transaction<'c, sqlx::Postgres>>, Error> {
+    let mut tx = conn.begin().await?;
+    let query = sqlx::query(AssertSqlSafe(renew)).bind(epoch);
+    let led = query.execute(&mut *tx).await?.rows_affected() == 1;
+    Ok(led.then_some(tx))
+}
+
+fn bounds(intervals: &Gaps) -> (Vec<i64>, Vec<i64>) {
+    let intervals = intervals.intervals().iter();
+    intervals.map(|i| (i.low, i.high)).unzip()
 }
 
 impl From<CopyError> for Error {

@@ -12,8 +12,9 @@ use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _};
 use uuid::Uuid;
 
 use super::{
-    Facts, Limit, Look, MARK_COLUMNS, Mark, Probe, Rewrite, Row, Server, Session, Written,
-    cannot_connect, no_mark, raw_mark,
+    Among, Facts, Filter, Limit, Look, MARK_COLUMNS, Mark, Overview, ParkedRow, Parking,
+    ParkingSession, Paused, Probe, Request, Rewrite, Row, Server, Session, Written, cannot_connect,
+    collect, keys_of, no_mark, parked_row, raw_mark, vanished,
 };
 use crate::config::{Config, Database};
 use crate::error::{Error, Stop};
@@ -46,7 +47,28 @@ struct Sql {
     delete: String,
     delete_mark: String,
     rewrite: String,
+    parked_messages: String,
+    parked_by_topic: String,
+    requested: String,
+    paused: String,
+    parked_ids: String,
+    first_of_key: String,
+    park: String,
+    pause: String,
+    releasable: String,
+    refuse: String,
+    unpark: String,
+    resume_topic: String,
+    list_parked: String,
+    request: String,
+    operator_takes_over: String,
+    pause_for_operator: String,
+    resume_for_operator: String,
 }
+
+/// What `parked_row!` reads.
+const PARKED_COLUMNS: &str = "p.id, p.message_id, p.topic, p.key, p.payload, p.headers, p.cause, p.reason, p.attempts, p.request, \
+     p.created_at AS created, p.parked_at AS parked";
 
 const NOW: &str = "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)";
 
@@ -54,6 +76,8 @@ impl Sql {
     fn new(config: &Config) -> Self {
         let outbox = config.names.outbox(Dialect::Sqlite);
         let mark = config.names.mark(Dialect::Sqlite);
+        let parked = config.names.parked(Dialect::Sqlite);
+        let paused = config.names.paused(Dialect::Sqlite);
         let table = format!("{}outbox", config.names.prefix());
         Self {
             mark: format!("SELECT {MARK_COLUMNS} FROM {mark}"),
@@ -95,8 +119,74 @@ impl Sql {
                 "UPDATE {mark} SET seq = ?2, epoch = ?3, position = ?4, cluster_id = ?5, source_epoch = ?6, owner = NULL, \
                    renewal = renewal + 1, updated_at = {NOW} WHERE epoch = ?1"
             ),
+            parked_messages: format!("SELECT id, message_id FROM {parked} WHERE id <= ?1"),
+            parked_by_topic: format!(
+                "SELECT topic, count(*) FROM {parked} GROUP BY topic ORDER BY topic"
+            ),
+            requested: format!("SELECT EXISTS (SELECT 1 FROM {parked} WHERE request IS NOT NULL)"),
+            paused: format!(
+                "SELECT topic, key, by_relay, reason FROM {paused} ORDER BY topic, key NULLS FIRST"
+            ),
+            parked_ids: format!("SELECT id, message_id FROM {parked} WHERE id BETWEEN ?1 AND ?2"),
+            first_of_key: format!("SELECT min(id) FROM {parked} WHERE topic = ?1 AND key = ?2"),
+            park: format!(
+                "INSERT INTO {parked} (id, message_id, topic, key, payload, headers, created_at, cause, reason, attempts) \
+                 SELECT id, message_id, topic, key, payload, headers, created_at, ?2, ?3, ?2 = 'refused' FROM {outbox} WHERE id = ?1"
+            ),
+            pause: format!(
+                "INSERT INTO {paused} (topic, by_relay, reason) VALUES (?1, 1, ?2) \
+                 ON CONFLICT (topic) WHERE key IS NULL DO UPDATE SET reason = excluded.reason WHERE by_relay"
+            ),
+            releasable: format!(
+                "SELECT {PARKED_COLUMNS} FROM {parked} p \
+                 WHERE p.id <= ?1 AND (?2 IS NULL OR p.topic = ?2) AND (p.cause <> 'refused' OR p.request IS NOT NULL) \
+                   AND NOT EXISTS (SELECT 1 FROM {paused} s WHERE s.topic = p.topic AND (s.key = p.key OR s.key IS NULL AND ?2 IS NULL)) \
+                   AND NOT EXISTS (SELECT 1 FROM {parked} b WHERE b.topic = p.topic AND b.key = p.key AND b.id < p.id \
+                                   AND b.cause = 'refused' AND b.request IS NULL) \
+                 ORDER BY p.id LIMIT ?3"
+            ),
+            refuse: format!(
+                "UPDATE {parked} SET cause = 'refused', reason = ?2, attempts = attempts + 1, request = NULL WHERE id = ?1"
+            ),
+            unpark: format!("DELETE FROM {parked} WHERE id BETWEEN ?1 AND ?2"),
+            resume_topic: format!(
+                "DELETE FROM {paused} WHERE topic = ?1 AND key IS NULL AND by_relay"
+            ),
+            list_parked: format!(
+                "SELECT {PARKED_COLUMNS} FROM {parked} p WHERE (?1 = '[]' OR p.id IN (SELECT value FROM json_each(?1))) \
+                   AND (?2 IS NULL OR p.topic = ?2) AND (?3 IS NULL OR p.key = ?3) AND (?4 IS NULL OR p.cause = ?4) \
+                 ORDER BY p.id LIMIT ?5"
+            ),
+            request: format!(
+                "UPDATE {parked} SET request = ?2 WHERE id IN (SELECT value FROM json_each(?1))"
+            ),
+            operator_takes_over: format!(
+                "UPDATE {paused} SET by_relay = 0, reason = ?3 WHERE topic = ?1 AND key IS ?2"
+            ),
+            pause_for_operator: format!(
+                "INSERT INTO {paused} (topic, key, by_relay, reason) VALUES (?1, ?2, 0, ?3)"
+            ),
+            resume_for_operator: format!("DELETE FROM {paused} WHERE topic = ?1 AND key IS ?2"),
         }
     }
+}
+
+/// A transaction that holds the only write lock, if the mark still has this epoch; it is a sign of life as well.
+async fn leading<'c>(
+    conn: &'c mut SqliteConnection,
+    renew: &str,
+    epoch: i64,
+) -> Result<Option<sqlx::Transaction<'c, sqlx::Sqlite>>, Error> {
+    let mut tx = conn.begin_with("BEGIN IMMEDIATE").await?;
+    let query = sqlx::query(AssertSqlSafe(renew)).bind(epoch);
+    let led = query.execute(&mut *tx).await?.rows_affected() == 1;
+    Ok(led.then_some(tx))
+}
+
+/// Ids as a JSON array: SQLite has no arrays.
+fn json(ids: &[i64]) -> String {
+    let ids: Vec<_> = ids.iter().map(i64::to_string).collect();
+    format!("[{}]", ids.join(","))
 }
 
 impl Session for SqliteSession {
@@ -177,7 +267,7 @@ impl Session for SqliteSession {
         Ok(query.fetch_optional(&mut self.conn).await?)
     }
 
-    async fn facts(&mut self, gaps: &Gaps, high: i64) -> Result<Facts, Error> {
+    async fn facts(&mut self, high: i64, gaps: &Gaps, released: &Gaps) -> Result<Facts, Error> {
         // A deferred transaction keeps the snapshot of its first read.
         let mut tx = self.conn.begin().await?;
         let row = sqlx::query(AssertSqlSafe(&*self.sql.mark))
@@ -204,12 +294,24 @@ impl Session for SqliteSession {
             }
         }
         drop(ids);
+        let mut parked = Tally::default();
+        let mut messages = sqlx::query_as(AssertSqlSafe(&*self.sql.parked_messages))
+            .bind(high)
+            .fetch(&mut *tx);
+        while let Some(message) = messages.next().await {
+            let (id, message_id): (i64, Uuid) = message?;
+            if !gaps.contains(id) && !released.contains(id) {
+                parked.add_message(message_id);
+            }
+        }
+        drop(messages);
         tx.rollback().await?;
         Ok(Facts {
             mark,
             high_message_id,
             rows_below_low_water,
             rows,
+            parked,
         })
     }
 
@@ -327,6 +429,186 @@ impl Session for SqliteSession {
         let query = query.bind(&*rewrite.cluster_id).bind(rewrite.source_epoch);
         let done = query.execute(&mut self.conn).await?;
         self.written(done.rows_affected(), epoch, i64::MAX).await
+    }
+}
+
+impl ParkingSession for SqliteSession {
+    async fn overview(&mut self) -> Result<Overview, Error> {
+        let parked = sqlx::query_as(AssertSqlSafe(&*self.sql.parked_by_topic))
+            .fetch_all(&mut self.conn)
+            .await?;
+        let requests = sqlx::query_scalar(AssertSqlSafe(&*self.sql.requested))
+            .fetch_one(&mut self.conn)
+            .await?;
+        let paused: Vec<(String, Option<Vec<u8>>, bool, String)> =
+            sqlx::query_as(AssertSqlSafe(&*self.sql.paused))
+                .fetch_all(&mut self.conn)
+                .await?;
+        Ok(Overview {
+            parked,
+            requests,
+            paused: paused.into_iter().map(Paused::from).collect(),
+        })
+    }
+
+    async fn parked_among(&mut self, rows: &[Row]) -> Result<Among, Error> {
+        let low = rows.iter().map(|row| row.id).min();
+        let high = rows.iter().map(|row| row.id).max();
+        let ids: Vec<(i64, Uuid)> = sqlx::query_as(AssertSqlSafe(&*self.sql.parked_ids))
+            .bind(low)
+            .bind(high)
+            .fetch_all(&mut self.conn)
+            .await?;
+        let mut among = Among {
+            ids: ids.into_iter().collect(),
+            ..Among::default()
+        };
+        for (topic, key) in keys_of(rows) {
+            let query = sqlx::query_scalar(AssertSqlSafe(&*self.sql.first_of_key));
+            let query = query.bind(&*topic).bind(&*key);
+            let first: Option<i64> = query.fetch_one(&mut self.conn).await?;
+            among.first.extend(first.map(|id| ((topic, key), id)));
+        }
+        Ok(among)
+    }
+
+    async fn park(&mut self, epoch: i64, rows: &[Parking]) -> Result<Written, Error> {
+        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
+            return self.written(0, epoch, i64::MAX).await;
+        };
+        let mut found = 0;
+        for row in rows {
+            let query = sqlx::query(AssertSqlSafe(&*self.sql.park));
+            let query = query
+                .bind(row.id)
+                .bind(row.cause.as_str())
+                .bind(&*row.reason);
+            found += query.execute(&mut *tx).await?.rows_affected();
+        }
+        if found != rows.len() as u64 {
+            return Err(vanished(rows.len(), found));
+        }
+        tx.commit().await?;
+        Ok(Written::Done)
+    }
+
+    async fn pause(&mut self, epoch: i64, topic: &str, reason: &str) -> Result<Written, Error> {
+        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
+            return self.written(0, epoch, i64::MAX).await;
+        };
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.pause));
+        query.bind(topic).bind(reason).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(Written::Done)
+    }
+
+    async fn releasable(
+        &mut self,
+        high: i64,
+        limit: Limit,
+        probe: Option<&str>,
+    ) -> Result<Vec<ParkedRow>, Error> {
+        let rows = sqlx::query(AssertSqlSafe(&*self.sql.releasable))
+            .bind(high)
+            .bind(probe)
+            .bind(i64::try_from(limit.rows).unwrap_or(i64::MAX))
+            .fetch(&mut self.conn);
+        collect(rows, limit.bytes, |row| Ok(parked_row!(row))).await
+    }
+
+    async fn refuse(&mut self, epoch: i64, id: i64, reason: &str) -> Result<Written, Error> {
+        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
+            return self.written(0, epoch, i64::MAX).await;
+        };
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.refuse));
+        query.bind(id).bind(reason).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(Written::Done)
+    }
+
+    async fn finish_release(
+        &mut self,
+        epoch: i64,
+        checkpoint: &Checkpoint,
+        cluster_id: &str,
+    ) -> Result<Written, Error> {
+        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
+            return self.written(0, epoch, i64::MAX).await;
+        };
+        // Not written again when it is there: the answer to an earlier try was lost.
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.confirm));
+        let query = query
+            .bind(epoch)
+            .bind(checkpoint.seq)
+            .bind(checkpoint.encode());
+        query.bind(cluster_id).execute(&mut *tx).await?;
+        for ids in checkpoint.released.intervals() {
+            let query = sqlx::query(AssertSqlSafe(&*self.sql.unpark));
+            query.bind(ids.low).bind(ids.high).execute(&mut *tx).await?;
+        }
+        tx.commit().await?;
+        Ok(Written::Done)
+    }
+
+    async fn resume_topic(&mut self, epoch: i64, topic: &str) -> Result<Written, Error> {
+        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
+            return self.written(0, epoch, i64::MAX).await;
+        };
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.resume_topic));
+        query.bind(topic).execute(&mut *tx).await?;
+        tx.commit().await?;
+        Ok(Written::Done)
+    }
+
+    async fn list_parked(
+        &mut self,
+        filter: &Filter,
+        limit: usize,
+    ) -> Result<Vec<ParkedRow>, Error> {
+        let rows = sqlx::query(AssertSqlSafe(&*self.sql.list_parked))
+            .bind(json(&filter.ids))
+            .bind(&filter.topic)
+            .bind(filter.key.as_deref())
+            .bind(filter.cause.map(super::Cause::as_str))
+            .bind(i64::try_from(limit).unwrap_or(i64::MAX))
+            .fetch(&mut self.conn);
+        collect(rows, usize::MAX, |row| Ok(parked_row!(row))).await
+    }
+
+    async fn request(&mut self, ids: &[i64], request: Request) -> Result<u64, Error> {
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.request));
+        let query = query.bind(json(ids)).bind(request.as_str());
+        Ok(query.execute(&mut self.conn).await?.rows_affected())
+    }
+
+    async fn pause_for_operator(
+        &mut self,
+        topic: &str,
+        key: Option<&[u8]>,
+        reason: &str,
+    ) -> Result<bool, Error> {
+        let mut tx = self.conn.begin_with("BEGIN IMMEDIATE").await?;
+        for (sql, done) in [
+            (&self.sql.operator_takes_over, false),
+            (&self.sql.pause_for_operator, true),
+        ] {
+            let query = sqlx::query(AssertSqlSafe(&**sql)).bind(topic).bind(key);
+            if query.bind(reason).execute(&mut *tx).await?.rows_affected() > 0 {
+                tx.commit().await?;
+                return Ok(done);
+            }
+        }
+        Ok(false)
+    }
+
+    async fn resume_for_operator(
+        &mut self,
+        topic: &str,
+        key: Option<&[u8]>,
+    ) -> Result<bool, Error> {
+        let query = sqlx::query(AssertSqlSafe(&*self.sql.resume_for_operator));
+        let query = query.bind(topic).bind(key);
+        Ok(query.execute(&mut self.conn).await?.rows_affected() > 0)
     }
 }
 

@@ -92,6 +92,7 @@ pub(crate) async fn producer(
                     offset: seq,
                     metadata: format!("position {high}, as long as the relay's is without gaps"),
                 }),
+                ..Transaction::default()
             }
         })
         .collect();

@@ -95,7 +95,7 @@ const WATCHED: [i16; 5] = [
 impl Kind {
     /// Every kind.
     pub(crate) fn all() -> Vec<Self> {
-        let mut kinds: Vec<_> = Step::ALL.into_iter().map(Self::KillAt).collect();
+        let mut kinds: Vec<_> = Step::LOOP.into_iter().map(Self::KillAt).collect();
         kinds.extend([
             Self::Kill,
             Self::Stop,
