@@ -117,7 +117,8 @@ impl Driver {
             });
         }
         let start = Instant::now();
-        let limit = self.options.transaction_timeout;
+        // The rest is for the abort: after its own time-out the broker ends the transaction and fences the producer.
+        let limit = self.options.transaction_timeout * 4 / 5;
         let deadline = start + t.timeout.map_or(limit, |wanted| wanted.min(limit));
         let result = self.run(t, deadline);
         let result = match result {

@@ -36,8 +36,8 @@ pub enum Step {
 /// How a [`TransactionalProducer`] works.
 #[derive(Clone)]
 pub struct ProducerOptions {
-    /// Deadline of a transaction, and how long `read_committed` readers wait for a producer that
-    /// died: at least 1 s, at most the broker's `transaction.max.timeout.ms` (15 min). Defaults to
+    /// Kafka's `transaction.timeout.ms`: how long `read_committed` readers wait for a producer that died. A transaction that is
+    /// not committed after four fifths of it is aborted. At least 1 s, at most the broker's `transaction.max.timeout.ms` (15 min). Defaults to
     /// 30 s.
     pub transaction_timeout: Duration,
     /// Called at each [`Step`], on the producer's thread or one of librdkafka's. Must return

@@ -73,7 +73,7 @@ pub struct Transaction {
     /// Waits for the acknowledgements after so many records, so that no batch on the wire has more: a topic may refuse a
     /// batch for its size although it takes each record. Defaults to none: librdkafka's `batch.size` decides.
     pub records_per_batch: Option<NonZeroUsize>,
-    /// Ends before the transaction time-out of the producer, if this is shorter. Defaults to none.
+    /// Its deadline, if it is to be shorter than the producer's (four fifths of the transaction time-out). Defaults to none.
     pub timeout: Option<Duration>,
     /// Aborts instead of committing once every record is acknowledged: shows what the brokers think of the records, and
     /// no `read_committed` reader sees any. Defaults to no.

@@ -173,7 +173,7 @@ pub(crate) async fn wait_for_lease<S: Session, L: Log>(
         } else {
             health.role(Role::Standby);
             tokio::select! {
-                () = tokio::time::sleep(config.lease / 8) => {}
+                () = tokio::time::sleep(LOOK.min(config.lease / 8)) => {}
                 () = shutdown.cancelled() => return Ok(Lease::Shutdown),
             }
         }
@@ -190,6 +190,9 @@ pub(crate) async fn wait_for_lease<S: Session, L: Log>(
         seen = now;
     }
 }
+
+/// How often a standby looks whether the lease was given back: a deploy should cost less than a second.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Everything that a leader works with.
 pub(crate) struct Term<S, P> {

@@ -57,7 +57,7 @@ async fn requests(
 ) -> Result<()> {
     while let Some(request) = frame::read(&mut client).await? {
         let head = RequestHead::of(&request)?;
-        let rule = rules.matching(Side::Request, head.api_key);
+        let rule = rules.matching(Side::Request, head.api_key, &request);
         let mut copies = 1;
         match rule.as_ref().map(|rule| rule.action) {
             None => {}
@@ -127,7 +127,7 @@ async fn responses(
         if let Some(observer) = observer {
             let _ = observer.send(answer.clone());
         }
-        let rule = rules.matching(Side::Response, head.api_key);
+        let rule = rules.matching(Side::Response, head.api_key, &response);
         match rule.as_ref().map(|rule| rule.action) {
             None | Some(Action::Duplicate) => {}
             Some(Action::Drop) => continue,

@@ -38,13 +38,18 @@ pub(super) struct Rules {
 
 impl Rules {
     /// Counts the frame and finds the rule that takes it, if any: the oldest one that is not used up.
-    pub(super) fn matching(&self, side: Side, api_key: i16) -> Option<Arc<RuleState>> {
+    pub(super) fn matching(
+        &self,
+        side: Side,
+        api_key: i16,
+        frame: &[u8],
+    ) -> Option<Arc<RuleState>> {
         if side == Side::Request {
             *lock(&self.requests).entry(api_key).or_default() += 1;
         }
         lock(&self.rules)
             .iter()
-            .find(|rule| rule.takes(side, api_key))
+            .find(|rule| rule.takes(side, api_key, frame))
             .cloned()
     }
 
@@ -74,6 +79,8 @@ impl Rules {
 pub(super) struct RuleState {
     side: Side,
     api_key: i16,
+    /// Only frames with this text.
+    text: Option<String>,
     pub(super) action: Action,
     /// Matching frames still to be passed, then matching frames still to be taken.
     budget: Mutex<(usize, usize)>,
@@ -84,8 +91,16 @@ pub(super) struct RuleState {
 }
 
 impl RuleState {
-    fn takes(&self, side: Side, api_key: i16) -> bool {
+    fn takes(&self, side: Side, api_key: i16, frame: &[u8]) -> bool {
         if self.side != side || self.api_key != api_key {
+            return false;
+        }
+        let contains = |text: &String| {
+            frame
+                .windows(text.len())
+                .any(|part| part == text.as_bytes())
+        };
+        if !self.text.as_ref().is_none_or(contains) {
             return false;
         }
         let mut budget = lock(&self.budget);
@@ -144,6 +159,7 @@ pub struct RuleBuilder<'a> {
     rules: &'a Rules,
     side: Side,
     api_key: i16,
+    text: Option<String>,
     skip: usize,
     times: usize,
 }
@@ -154,9 +170,16 @@ impl<'a> RuleBuilder<'a> {
             rules,
             side,
             api_key,
+            text: None,
             skip: 0,
             times: 1,
         }
+    }
+
+    /// Takes only frames that contain this text, not empty: a topic's name, for instance. Defaults to all.
+    pub fn containing(mut self, text: impl Into<String>) -> Self {
+        self.text = Some(text.into());
+        self
     }
 
     /// Lets the next `n` matching frames pass. Defaults to 0.
@@ -208,6 +231,7 @@ impl<'a> RuleBuilder<'a> {
         let state = Arc::new(RuleState {
             side: self.side,
             api_key: self.api_key,
+            text: self.text,
             action,
             budget: Mutex::new((self.skip, self.times)),
             hits: watch::Sender::new(0),
