@@ -149,7 +149,7 @@ pub enum DialectName {
 #[derive(Debug, Args)]
 #[command(subcommand_negates_reqs = true)]
 pub struct Relay {
-    /// `resume`, `pause`, `park`, or nothing: run.
+    /// `resume`, `pause`, `rename`, `park`, or nothing: run.
     #[command(subcommand)]
     pub command: Option<RelayCommand>,
     /// How to run.
@@ -258,6 +258,8 @@ pub enum RelayCommand {
     Resume(RelayResume),
     /// Stop publishing to a topic, or to one key of it; its messages are parked until `resume --topic`.
     Pause(RelayPause),
+    /// Give the source of --source another name; the relay must be stopped.
+    Rename(RelayRename),
     /// Messages that Kafka refuses, and what waits behind them.
     #[command(subcommand)]
     Park(ParkCommand),
@@ -327,6 +329,17 @@ pub struct RelayPause {
     /// Why, for whoever looks at it later.
     #[arg(long, default_value = "paused by an operator")]
     pub reason: String,
+}
+
+/// `oncebox relay rename`
+#[derive(Debug, Args)]
+pub struct RelayRename {
+    /// The new name.
+    #[arg(long, value_name = "NAME")]
+    pub to: String,
+    /// Do it. Without: only say what would happen.
+    #[arg(long)]
+    pub apply: bool,
 }
 
 /// `oncebox relay park`

@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+
 use crate::config::Config;
 use crate::error::Error;
 use crate::sys::{AdminClient, ConsumerClient, NativeTopic, Polled};
@@ -77,6 +79,49 @@ fn read_committed_offset(
             slice *= 2;
         }
     }
+}
+
+/// The payload of the record at this offset, committed or not; `None` = it is not there any more, or a tombstone.
+///
+/// # Errors
+/// As [`committed`].
+pub async fn record_at(
+    config: &Config,
+    topic: &str,
+    partition: i32,
+    offset: i64,
+    timeout: Duration,
+) -> Result<Option<Bytes>, Error> {
+    let (topic, bootstrap) = (topic.to_owned(), config.bootstrap.clone());
+    with_consumer(
+        config,
+        "oncebox",
+        Stability::Any,
+        timeout,
+        move |consumer, left| {
+            let deadline = Instant::now() + left;
+            consumer.assign(&[(topic.clone(), partition, offset)])?;
+            loop {
+                match consumer.poll(Duration::from_millis(100)) {
+                    Polled::Message(message) if message.offset == offset => {
+                        return Ok(message.payload);
+                    }
+                    Polled::Message(_) | Polled::OutOfRange { .. } => return Ok(None),
+                    Polled::Error(error) if !error.is_retriable() => return Err(error),
+                    _ if Instant::now() > deadline => {
+                        return Err(Error::Unreachable {
+                            bootstrap,
+                            reason: format!(
+                                "{topic} [{partition}] returned nothing at offset {offset}"
+                            ),
+                        });
+                    }
+                    _ => {}
+                }
+            }
+        },
+    )
+    .await
 }
 
 /// Low and high watermark of a partition: the first offset it still has, and the last stable one,

@@ -12,7 +12,7 @@ use crate::config::Config;
 use crate::diagnosis;
 use crate::error::Error;
 use crate::producer::{Clock, Committed, ProducerOptions, Step};
-use crate::record::{Offsets, Transaction};
+use crate::record::{ANCHOR, Offsets, Transaction};
 use crate::sys::{CallError, Code, FailedRecord, NotProduced, Producer};
 use crate::transact_error::{Cause, Failure, Outcome, Refused, TransactError};
 
@@ -26,6 +26,7 @@ const STRIDE: usize = 256;
 const SMALL: usize = 500;
 const BEGIN: &str = "begin";
 const SEND_OFFSETS: &str = "send the checkpoint";
+const ANCHOR_STEP: &str = "write the checkpoint's base record";
 
 pub(crate) struct Driver {
     producer: Producer,
@@ -114,6 +115,7 @@ impl Driver {
             return Ok(Committed {
                 tainted: None,
                 records: 0,
+                anchor: None,
             });
         }
         let start = Instant::now();
@@ -134,6 +136,7 @@ impl Driver {
                 Ok(Committed {
                     tainted,
                     records: t.records.len(),
+                    anchor: self.producer.anchor(),
                 })
             }
             Err((step, trigger)) => Err(self.fail(step, trigger, t, start)),
@@ -154,11 +157,13 @@ impl Driver {
         // asks again after `retry.backoff.ms` for the offsets, but only after 20 ms for the records (rdkafka_txnmgr.c).
         // So a small transaction begins with its offsets; while a large one is produced, the coordinator gets ready.
         let offsets_first = t.records.len() <= SMALL;
+        let offsets = self.anchored(t, deadline)?;
+        let offsets = offsets.as_ref().or(t.offsets.as_ref());
         if offsets_first {
-            self.send_offsets(t.offsets.as_ref(), deadline)?;
+            self.send_offsets(offsets, deadline)?;
         }
         self.produce(t, deadline).map_err(|t| ("produce", t))?;
-        self.wait_for_acks(t.records.len(), deadline)
+        self.wait_for_acks(t.records.len() + usize::from(t.anchor.is_some()), deadline)
             .map_err(|t| ("wait for acknowledgements", t))?;
         self.step(Step::Acked);
         if t.rehearsal {
@@ -167,7 +172,7 @@ impl Driver {
             return aborted.map_err(|t| ("abort", t));
         }
         if !offsets_first {
-            self.send_offsets(t.offsets.as_ref(), deadline)?;
+            self.send_offsets(offsets, deadline)?;
         }
         in_time(deadline).map_err(|t| ("commit", t))?;
         self.producer.tap().committing(true);
@@ -176,6 +181,29 @@ impl Driver {
         result.map_err(|t| ("commit", t))?;
         self.step(Step::Committed);
         Ok(())
+    }
+
+    /// Writes the anchor, and puts its place into the offsets.
+    fn anchored(
+        &mut self,
+        t: &Transaction,
+        deadline: Instant,
+    ) -> Result<Option<Offsets>, (&'static str, Trigger)> {
+        let (Some(anchor), Some(offsets)) = (&t.anchor, &t.offsets) else {
+            return Ok(None);
+        };
+        let index = t.records.len();
+        self.producer
+            .produce(index, anchor, None)
+            .map_err(|e| (ANCHOR_STEP, Trigger::Record(index, e)))?;
+        self.wait_for_acks(1, deadline)
+            .map_err(|t| (ANCHOR_STEP, t))?;
+        let (partition, offset) = self.producer.anchor().unwrap_or_default();
+        let place = format!("{partition}:{offset}");
+        Ok(Some(Offsets {
+            metadata: offsets.metadata.replace(ANCHOR, &place),
+            ..offsets.clone()
+        }))
     }
 
     fn produce(&mut self, t: &Transaction, deadline: Instant) -> Result<(), Trigger> {
@@ -192,8 +220,9 @@ impl Driver {
                 self.step(Step::Producing);
             }
             let done = index + 1;
+            let anchor = usize::from(t.anchor.is_some());
             if t.records_per_batch.is_some_and(|n| done % n == 0) {
-                self.wait_for_acks(done, deadline)?;
+                self.wait_for_acks(done + anchor, deadline)?;
             }
             if index % STRIDE == STRIDE - 1 {
                 self.producer.client().poll(Duration::ZERO);
@@ -382,6 +411,21 @@ impl Driver {
         start: Instant,
     ) -> Cause {
         let mut failures = self.producer.failures();
+        // The anchor is nobody's message: what is wrong with it is wrong with the checkpoint.
+        let anchor = failures.iter().position(|f| f.index >= t.records.len());
+        if let Some(failed) = anchor.map(|at| failures.remove(at)) {
+            let error = CallError {
+                code: failed.code,
+                reason: failed.reason,
+                flags: classify::Flags::default(),
+            };
+            let topic = t.anchor.as_ref().map(|anchor| &*anchor.topic);
+            return Cause::Call(
+                self.producer
+                    .client()
+                    .explain(ANCHOR_STEP, &error, start, topic),
+            );
+        }
         if let Trigger::Record(index, NotProduced::Refused(error)) = &trigger {
             failures.push(FailedRecord {
                 index: *index,

@@ -64,12 +64,12 @@ mod transact_error;
 
 pub use admin::{
     BrokerSettings, Cluster, Stability, TopicInfo, TopicSettings, TopicSpec, broker_settings,
-    cluster, committed, delete_topic, ensure_topic, offset_for_time, topic_id, topic_settings,
-    watermarks,
+    cluster, committed, delete_topic, ensure_topic, offset_for_time, record_at, topic_id,
+    topic_settings, watermarks,
 };
 pub use config::Config;
 pub use consumer::{Consumer, ConsumerEvent, Message};
 pub use error::Error;
 pub use producer::{Committed, ProducerOptions, Step, TransactionalProducer};
-pub use record::{Envelope, Offsets, Record, SourceTag, Transaction};
+pub use record::{ANCHOR, Envelope, Offsets, Record, SourceTag, Transaction};
 pub use transact_error::{Cause, Outcome, Refused, TransactError};

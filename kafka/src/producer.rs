@@ -85,6 +85,8 @@ pub struct Committed {
     pub tainted: Option<String>,
     /// How many records were published.
     pub records: usize,
+    /// Partition and offset of [`Transaction::anchor`].
+    pub anchor: Option<(i32, i64)>,
 }
 
 /// The async handle of a transactional producer.

@@ -60,6 +60,9 @@ pub struct Offsets {
     pub metadata: String,
 }
 
+/// Stands for the place of [`Transaction::anchor`] in [`Offsets::metadata`].
+pub const ANCHOR: &str = "{anchor}";
+
 /// One Kafka transaction: the records and the checkpoint become visible together or not at all
 /// (G3).
 #[derive(Clone, Debug, Default)]
@@ -70,6 +73,9 @@ pub struct Transaction {
     pub records: Vec<Record>,
     /// The checkpoint. With no records this is an offsets-only transaction.
     pub offsets: Option<Offsets>,
+    /// Written and acknowledged before anything else; its `partition:offset` takes the place of [`ANCHOR`] in the checkpoint's
+    /// metadata. For what does not fit into the metadata. Defaults to none.
+    pub anchor: Option<Record>,
     /// Waits for the acknowledgements after so many records, so that no batch on the wire has more: a topic may refuse a
     /// batch for its size although it takes each record. Defaults to none: librdkafka's `batch.size` decides.
     pub records_per_batch: Option<NonZeroUsize>,

@@ -54,7 +54,7 @@ pub enum Error {
 pub enum Stop {
     /// The outbox belongs to another `--source`.
     #[error(
-        "this outbox belongs to source {owner:?}, not to {asked:?}; start the relay with --source {owner}"
+        "this outbox belongs to source {owner:?}, not to {asked:?}; start the relay with --source {owner}, or rename it: `oncebox relay rename --source {owner} --to {asked}`"
     )]
     OtherSource {
         /// The name in the mark.
@@ -151,6 +151,13 @@ pub enum Stop {
         /// What was expected and found.
         detail: String,
     },
+    /// The record that holds most of the position's gaps is gone.
+    #[error(
+        "the checkpoint's base record is gone from the checkpoint's topic (somebody deleted records, or its cleanup.policy is not compact), and the \
+         mark is older: rows of open transactions could be skipped. Go on with `oncebox relay resume --from mark` (dry run, then --apply), which repeats \
+         what the mark lags"
+    )]
+    BaseMissing,
     /// A row cannot be decoded, or the rows came in an order the protocol excludes.
     #[error("the outbox cannot be read: {0}; written past `enqueue`?")]
     BadRow(String),

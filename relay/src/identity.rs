@@ -86,6 +86,9 @@ pub(crate) fn newer<'a>(
 /// Compares a position with facts that were collected for it in one snapshot: the row `high` is there, and the rows that
 /// the position settled are there, all of them and no other.
 pub(crate) fn check_rows(position: &Checkpoint, facts: &Facts) -> Result<(), Error> {
+    if position.incomplete {
+        return Err(Stop::BaseMissing.into());
+    }
     let p = &position.position;
     let expected = p.settled.without(facts.mark.deleted);
     if p.high > 0 && facts.high_message_id != p.high_message_id {
@@ -181,6 +184,7 @@ mod tests {
             },
             parked: Tally::default(),
             released: Gaps::default(),
+            incomplete: false,
         }
     }
 

@@ -102,7 +102,7 @@ pub(crate) async fn first_look<S: Session, L: Log>(
 }
 
 /// Chooses the newer of checkpoint and mark, both read before, and compares it with the rows.
-async fn check_rows<S: Session>(
+pub(crate) async fn check_rows<S: Session>(
     session: &mut S,
     mark: Mark,
     checkpoint: Option<Checkpoint>,
@@ -193,6 +193,10 @@ pub(crate) async fn wait_for_lease<S: Session, L: Log>(
 
 /// How often a standby looks whether the lease was given back: a deploy should cost less than a second.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// Most bytes of a position: what does not fit into the checkpoint's metadata goes into a record, and this much fits into
+/// one of Kafka's default size. More gaps hold the position.
+const BASE_BYTES: usize = 900_000;
 
 /// Everything that a leader works with.
 pub(crate) struct Term<S, P> {
@@ -296,6 +300,7 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
         position: position.clone(),
         parked: chosen.map_or_else(Tally::default, |c| c.parked),
         released: Gaps::default(),
+        incomplete: false,
     };
     let tainted = producer
         .publish(look.mark.source_epoch, &[], &claim, How::default())
@@ -308,9 +313,7 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
 
     // G2: whenever a position is loaded, its gaps take the holders of now.
     let holders = reader.probe().await?.holders;
-    let limit = config
-        .checkpoint_bytes
-        .saturating_sub(claim.head_bytes() + Tracker::RESERVE);
+    let limit = BASE_BYTES.saturating_sub(claim.head_bytes() + Tracker::RESERVE);
     let tracker = Tracker::load(position, holders.clone(), limit);
     let tracker = if S::GAPLESS {
         tracker.gapless()

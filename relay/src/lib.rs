@@ -34,6 +34,7 @@ mod parking;
 pub mod position;
 mod publisher;
 mod reader;
+pub mod rename;
 pub mod resume;
 mod run;
 mod session;

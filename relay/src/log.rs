@@ -5,14 +5,15 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use oncebox_kafka::{
-    Offsets, ProducerOptions, SourceTag, Stability, TopicSpec, TransactError, Transaction,
-    TransactionalProducer,
+    ANCHOR, Committed, Offsets, ProducerOptions, Record, SourceTag, Stability, TopicSpec,
+    TransactError, Transaction, TransactionalProducer,
 };
 
 use crate::config::Config;
 use crate::error::{Error, Stop};
-use crate::position::Checkpoint;
+use crate::position::{Base, Checkpoint, Gaps, Stored};
 use crate::session::Row;
 
 /// How long an administrative request may take.
@@ -147,6 +148,24 @@ impl KafkaLog {
     }
 }
 
+impl KafkaLog {
+    /// The gaps of a base record; `None` = it is gone.
+    async fn base_gaps(&self, base: &Base, head: &Checkpoint) -> Result<Option<Gaps>, Error> {
+        let topic = &self.config.checkpoint_topic;
+        let (partition, offset) = (base.partition, base.offset);
+        let record =
+            oncebox_kafka::record_at(&self.config.kafka, topic, partition, offset, ADMIN_TIMEOUT);
+        let Some(payload) = record.await.map_err(sort)? else {
+            return Ok(None);
+        };
+        let text = std::str::from_utf8(&payload).unwrap_or_default();
+        let whole = Checkpoint::decode(text).ok();
+        Ok(whole
+            .filter(|whole| whole.source_id == head.source_id)
+            .map(|whole| whole.position.gaps))
+    }
+}
+
 impl Log for KafkaLog {
     type Producer = KafkaProducer;
 
@@ -187,10 +206,17 @@ impl Log for KafkaLog {
             place: "checkpoint in Kafka",
             error,
         };
-        let checkpoint = Checkpoint::decode(&metadata).map_err(unreadable)?;
-        if checkpoint.position.high != offset {
+        let stored = Stored::decode(&metadata).map_err(unreadable)?;
+        if stored.head.position.high != offset {
             return Err(unreadable(crate::position::FormatError::Field("high")).into());
         }
+        let Some(base) = &stored.base else {
+            return Ok(Some(stored.head));
+        };
+        // What is gone is found out only if the checkpoint is needed: mostly the mark knows as much.
+        let gaps = self.base_gaps(base, &stored.head).await?;
+        let mut checkpoint = stored.complete(gaps.as_ref().unwrap_or(&Gaps::default()));
+        checkpoint.incomplete = gaps.is_none();
         Ok(Some(checkpoint))
     }
 
@@ -210,6 +236,7 @@ impl Log for KafkaLog {
             producer,
             config: self.config.clone(),
             known: Mutex::default(),
+            base: Mutex::default(),
         })
     }
 }
@@ -220,6 +247,8 @@ pub(crate) struct KafkaProducer {
     config: Config,
     /// Topics that were seen to exist.
     known: Mutex<HashSet<Arc<str>>>,
+    /// The base record of the last checkpoints, when the gaps did not fit: its place and its gaps.
+    base: Mutex<Option<(String, Gaps)>>,
 }
 
 impl Producer for KafkaProducer {
@@ -230,20 +259,29 @@ impl Producer for KafkaProducer {
         checkpoint: &Checkpoint,
         how: How,
     ) -> Result<Option<String>, NotPublished> {
+        let (metadata, anchor) = self.encode(checkpoint);
+        let anchored = anchor.is_some();
         let transaction = Transaction {
+            anchor,
             // G3: the position travels in the same transaction as the rows.
             offsets: Some(Offsets {
                 group: self.config.transactional_id(),
                 topic: self.config.checkpoint_topic.clone(),
                 partition: 0,
                 offset: checkpoint.position.high,
-                metadata: checkpoint.encode(),
+                metadata,
             }),
             records_per_batch: how.records_per_batch,
             timeout: how.timeout,
             ..self.transaction(source_epoch, rows)
         };
-        self.transact(rows, transaction).await
+        let committed = self.transact(rows, transaction).await?;
+        if let Some((partition, offset)) = committed.anchor.filter(|_| anchored) {
+            let gaps = checkpoint.position.gaps.clone();
+            *self.base.lock().unwrap_or_else(PoisonError::into_inner) =
+                Some((format!("{partition}:{offset}"), gaps));
+        }
+        Ok(committed.tainted)
     }
 
     async fn rehearse(
@@ -257,7 +295,7 @@ impl Producer for KafkaProducer {
             rehearsal: true,
             ..self.transaction(source_epoch, rows)
         };
-        self.transact(rows, transaction).await
+        Ok(self.transact(rows, transaction).await?.tainted)
     }
 
     fn last_step(&self) -> Instant {
@@ -287,14 +325,38 @@ impl KafkaProducer {
         }
     }
 
+    /// The checkpoint's text, and the base record that it needs if it does not fit: the position in full.
+    fn encode(&self, checkpoint: &Checkpoint) -> (String, Option<Record>) {
+        let whole = checkpoint.encode();
+        if whole.len() <= self.config.checkpoint_bytes {
+            return (whole, None);
+        }
+        let base = self.base.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((place, gaps)) = &*base {
+            let changes = checkpoint.encode_since(place, gaps);
+            if changes.len() <= self.config.checkpoint_bytes {
+                return (changes, None);
+            }
+        }
+        let anchor = Record {
+            topic: self.config.checkpoint_topic.as_str().into(),
+            key: Some(self.config.source.clone().into()),
+            payload: Some(whole.into()),
+            headers: Bytes::new(),
+            envelope: None,
+        };
+        let gaps = &checkpoint.position.gaps;
+        (checkpoint.encode_since(ANCHOR, gaps), Some(anchor))
+    }
+
     async fn transact(
         &self,
         rows: &[&Row],
         transaction: Transaction,
-    ) -> Result<Option<String>, NotPublished> {
+    ) -> Result<Committed, NotPublished> {
         self.check_topics(rows).await?;
         match self.producer.transact(transaction).await {
-            Ok(committed) => Ok(committed.tainted),
+            Ok(committed) => Ok(committed),
             Err(error) => {
                 // A topic may have been deleted.
                 self.known().clear();

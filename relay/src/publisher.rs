@@ -14,7 +14,7 @@ use crate::health::Health;
 use crate::keeper::Pulse;
 use crate::log::{How, NotPublished, Producer};
 use crate::parking::Plan;
-use crate::position::{Checkpoint, Gaps, Tally};
+use crate::position::{Checkpoint, Gaps, Position, Tally};
 use crate::reader::Batch;
 use crate::session::{
     Cause, Limit, Overview, ParkedRow, Parking, ParkingSession, Paused, Request, Row,
@@ -456,17 +456,17 @@ impl<S: ParkingSession, P: Producer> Publisher<S, P> {
         }
         let bytes = |count: usize| {
             let ids = chunk[..count].iter().map(|parked| parked.row.id);
-            let released = Gaps::of(ids);
-            Checkpoint {
-                seq: i64::MAX,
-                released,
+            let named = Checkpoint {
+                released: Gaps::of(ids),
+                position: Position::default(),
                 ..self.last.clone()
-            }
-            .encode()
-            .len()
+            };
+            named.encode().len()
         };
+        // The gaps have the other half, or a base record.
+        let room = self.config.checkpoint_bytes / 2;
         let mut count = chunk.len();
-        while count > 1 && bytes(count) > self.config.checkpoint_bytes {
+        while count > 1 && bytes(count) > room {
             count /= 2;
         }
         chunk.truncate(count);

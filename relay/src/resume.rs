@@ -155,6 +155,7 @@ pub(crate) async fn apply_with<S: Session, L: Log>(
         checkpoint: plan.target.clone(),
         cluster_id,
         source_epoch: plan.source_epoch,
+        source: config.source.clone(),
     };
     match session.rewrite(epoch, &rewrite).await? {
         Written::Done => plan.applied = true,
@@ -169,7 +170,7 @@ pub(crate) async fn apply_with<S: Session, L: Log>(
 }
 
 /// Waits as long as a lease lasts; a relay that still renews has to be stopped first.
-async fn lease<S: Session>(config: &Config, session: &mut S) -> Result<Mark, Error> {
+pub(crate) async fn lease<S: Session>(config: &Config, session: &mut S) -> Result<Mark, Error> {
     let seen = session.mark().await?;
     if seen.owner.is_none() {
         return Ok(seen);
@@ -264,6 +265,7 @@ async fn choose<S: Session>(
         parked: facts.parked,
         // The next start finishes a half-done release.
         released,
+        incomplete: false,
     };
     let newest = session.last_visible().await?;
     Ok(Plan {
@@ -314,6 +316,9 @@ fn check_stored(
     message_id: Option<Uuid>,
     facts: &Facts,
 ) -> Result<(), Error> {
+    if stored.incomplete {
+        return Err(Stop::BaseMissing.into());
+    }
     let position = &stored.position;
     if (high, message_id) != (position.high, position.high_message_id) {
         let text = format!(

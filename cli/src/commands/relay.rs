@@ -1,10 +1,10 @@
-//! `oncebox relay` and `oncebox relay resume`.
+//! `oncebox relay`, `oncebox relay resume` and `oncebox relay rename`.
 
 use oncebox_relay::resume::{self, From};
 use oncebox_relay::{Exit, Health, Mode};
 
 use super::print;
-use crate::args::{RelayResume, RelayRun};
+use crate::args::{RelayRename, RelayResume, RelayRun};
 use crate::config::{ConfigError, Settings};
 use crate::exit::Failure;
 use crate::{http, signals};
@@ -53,6 +53,11 @@ pub(crate) async fn resume(args: &RelayResume, settings: &Settings) -> Result<()
         let plan = resume::plan(config, from).await?;
         print(&format!("{plan}\n"))
     }
+}
+
+pub(crate) async fn rename(args: &RelayRename, settings: &Settings) -> Result<(), Failure> {
+    let plan = oncebox_relay::rename::rename(settings.relay()?, &args.to, args.apply).await?;
+    print(&format!("{plan}\n"))
 }
 
 fn parse_from(text: &str) -> Result<From, ConfigError> {

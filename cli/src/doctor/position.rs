@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use oncebox_relay::position::Checkpoint;
+use oncebox_relay::position::{Checkpoint, Stored};
 use uuid::Uuid;
 
 use super::report::Checks;
@@ -60,8 +60,8 @@ pub fn judge(
     }
     let stored = match checkpoint {
         None => None,
-        Some((_, text)) => match Checkpoint::decode(text) {
-            Ok(stored) => Some(stored),
+        Some((_, text)) => match Stored::decode(text) {
+            Ok(stored) => Some(stored.head),
             Err(error) => {
                 checks.fail(
                     "checkpoint",
@@ -180,6 +180,7 @@ mod tests {
             position,
             parked: Tally::default(),
             released: Gaps::default(),
+            incomplete: false,
         };
         (5, checkpoint.encode())
     }

@@ -43,6 +43,18 @@ impl Database {
         Ok(Self { name, server, url })
     }
 
+    /// The database of the same name on another server: a promoted standby, or a restored dump.
+    ///
+    /// # Errors
+    /// The server's URL does not parse.
+    pub fn on(&self, other: &Postgres) -> Result<Self> {
+        Ok(Self {
+            name: self.name.clone(),
+            server: other.url().parse()?,
+            url: with_database(other.url(), &self.name),
+        })
+    }
+
     /// Its name.
     pub fn name(&self) -> &str {
         &self.name
@@ -113,7 +125,7 @@ impl Drop for Database {
     }
 }
 
-fn with_database(url: &str, database: &str) -> String {
+pub(super) fn with_database(url: &str, database: &str) -> String {
     let (url, query) = url
         .split_once('?')
         .map_or((url, None), |(u, q)| (u, Some(q)));

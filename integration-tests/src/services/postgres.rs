@@ -9,6 +9,7 @@ use sqlx::Connection;
 
 use super::choice::{self, Runner};
 use super::container::{self, Container, Spec};
+use super::database::with_database;
 use super::node::Node;
 use super::process::{Process, Program};
 use super::scratch::Scratch;
@@ -56,7 +57,11 @@ impl Postgres {
         let scratch = Scratch::new()?;
         let port = ports::free(1)?[0];
         let node = match runner {
-            Runner::Local => Node::Process(local(&scratch, port, &options).await?),
+            Runner::Local => {
+                let programs = programs()?;
+                initdb(&programs, &scratch).await?;
+                Node::Process(local(&programs, &scratch, port, &options)?)
+            }
             Runner::Containers => Node::Container(contained(&scratch, port, &options).await?),
         };
         let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
@@ -72,6 +77,97 @@ impl Postgres {
             .await?;
         conn.close().await?;
         Ok(postgres)
+    }
+
+    /// Starts a standby that follows this server asynchronously. It answers reads; [`Postgres::promote`] makes it a primary.
+    ///
+    /// # Errors
+    /// This server is not a local process of ours, or the copy fails.
+    pub async fn standby(&self) -> Result<Self> {
+        if !matches!(self.node, Some(Node::Process(_))) {
+            bail!("only a local PostgreSQL of our own can have a standby");
+        }
+        let (scratch, port) = (Scratch::new()?, ports::free(1)?[0]);
+        let programs = programs()?;
+        let mut copy = Command::new(programs.join("pg_basebackup"));
+        copy.args(["-R", "-c", "fast", "-X", "stream", "-d", &self.url, "-D"]);
+        copy.arg(scratch.dir().join("data"));
+        run(copy, &scratch).await?;
+        let process = local(&programs, &scratch, port, &PostgresOptions::default())?;
+        let standby = Self {
+            url: format!("postgres://postgres@127.0.0.1:{port}/postgres"),
+            node: Some(Node::Process(process)),
+            _scratch: Some(scratch),
+        };
+        standby.wait_ready().await?;
+        Ok(standby)
+    }
+
+    /// Waits until this standby has everything that its primary has written by now.
+    ///
+    /// # Errors
+    /// Not within a minute.
+    pub async fn caught_up(&self, primary: &Self) -> Result<()> {
+        let mut conn = sqlx::PgConnection::connect(&primary.url).await?;
+        let written: String = sqlx::query_scalar("SELECT pg_current_wal_lsn()::text")
+            .fetch_one(&mut conn)
+            .await?;
+        let mut conn = sqlx::PgConnection::connect(&self.url).await?;
+        let deadline = Instant::now() + PATIENCE;
+        while !sqlx::query_scalar::<_, bool>("SELECT pg_last_wal_replay_lsn() >= $1::pg_lsn")
+            .bind(&written)
+            .fetch_one(&mut conn)
+            .await?
+        {
+            if Instant::now() > deadline {
+                bail!("the standby does not catch up");
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        Ok(())
+    }
+
+    /// Makes this standby a primary, on a new timeline.
+    ///
+    /// # Errors
+    /// It is none.
+    pub async fn promote(&self) -> Result<()> {
+        let mut conn = sqlx::PgConnection::connect(&self.url).await?;
+        if !sqlx::query_scalar("SELECT pg_promote()")
+            .fetch_one(&mut conn)
+            .await?
+        {
+            bail!("not promoted within a minute");
+        }
+        Ok(())
+    }
+
+    /// Copies a database of this server into a new database of another, with `pg_dump` and `psql`.
+    ///
+    /// # Errors
+    /// A program is missing or fails.
+    pub async fn dump_into(&self, database: &str, other: &Self) -> Result<String> {
+        let scratch = Scratch::new()?;
+        let programs = programs()?;
+        let (from, to) = (
+            with_database(&self.url, database),
+            with_database(&other.url, database),
+        );
+        let mut conn = sqlx::PgConnection::connect(&other.url).await?;
+        let create = format!("CREATE DATABASE {database}");
+        sqlx::query(sqlx::AssertSqlSafe(create))
+            .execute(&mut conn)
+            .await?;
+        let file = scratch.dir().join("dump.sql");
+        let mut dump = Command::new(programs.join("pg_dump"));
+        dump.arg("-d").arg(&from).arg("-f").arg(&file);
+        run(dump, &scratch).await?;
+        let mut restore = Command::new(programs.join("psql"));
+        restore
+            .args(["-q", "-v", "ON_ERROR_STOP=1", "-d", &to, "-f"])
+            .arg(&file);
+        run(restore, &scratch).await?;
+        Ok(to)
     }
 
     /// The PostgreSQL to share: the one that the environment names, or a new one.
@@ -166,17 +262,12 @@ fn server_arguments(port: u16, listen: &str, options: &PostgresOptions) -> Vec<S
 /// The password rule goes before the rules of `initdb -A trust`.
 fn access_rule() -> String {
     format!(
-        "host all +{PASSWORD_ROLE} all scram-sha-256\nhost all all all trust\nlocal all all trust\n"
+        "host all +{PASSWORD_ROLE} all scram-sha-256\nhost all all all trust\nhost replication all all trust\nlocal all all trust\n"
     )
 }
 
-async fn local(scratch: &Scratch, port: u16, options: &PostgresOptions) -> Result<Process> {
-    let programs = programs()?;
-    let user = unprivileged()?;
+async fn initdb(programs: &Path, scratch: &Scratch) -> Result<()> {
     let data = scratch.dir().join("data");
-    if let Some((uid, gid)) = user {
-        std::os::unix::fs::chown(scratch.dir(), Some(uid), Some(gid))?;
-    }
     let mut initdb = Command::new(programs.join("initdb"));
     initdb
         .args([
@@ -191,17 +282,34 @@ async fn local(scratch: &Scratch, port: u16, options: &PostgresOptions) -> Resul
             "-D",
         ])
         .arg(&data);
-    initdb.current_dir(scratch.dir());
-    if let Some((uid, gid)) = user {
-        use std::os::unix::process::CommandExt;
-        initdb.uid(uid).gid(gid);
-    }
-    let output = tokio::task::spawn_blocking(move || initdb.output()).await??;
-    if !output.status.success() {
-        bail!("initdb: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    std::fs::write(data.join("pg_hba.conf"), access_rule())?;
+    run(initdb, scratch).await?;
+    Ok(std::fs::write(data.join("pg_hba.conf"), access_rule())?)
+}
 
+/// Runs one of PostgreSQL's programs as the user that may, in the scratch directory.
+async fn run(mut program: Command, scratch: &Scratch) -> Result<()> {
+    program.current_dir(scratch.dir());
+    if let Some((uid, gid)) = unprivileged()? {
+        use std::os::unix::process::CommandExt;
+        std::os::unix::fs::chown(scratch.dir(), Some(uid), Some(gid))?;
+        program.uid(uid).gid(gid);
+    }
+    let name = program.get_program().display().to_string();
+    let output = tokio::task::spawn_blocking(move || program.output()).await?;
+    let output = output.with_context(|| name.clone())?;
+    if !output.status.success() {
+        bail!("{name}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
+
+fn local(
+    programs: &Path,
+    scratch: &Scratch,
+    port: u16,
+    options: &PostgresOptions,
+) -> Result<Process> {
+    let data = scratch.dir().join("data");
     let mut argv = vec![
         programs.join("postgres").display().to_string(),
         "-D".to_owned(),
@@ -216,7 +324,7 @@ async fn local(scratch: &Scratch, port: u16, options: &PostgresOptions) -> Resul
         name: "postgres".to_owned(),
         scratch: scratch.dir().to_owned(),
         argv,
-        user,
+        user: unprivileged()?,
         end_signal: "QUIT",
     })
 }

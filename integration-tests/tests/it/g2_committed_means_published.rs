@@ -153,3 +153,68 @@ async fn g2_a_gap_larger_than_one_read_is_published_whole() {
         .collect();
     assert_eq!(bulk, texts, "in id order");
 }
+
+/// One open writer beside many short ones: every row of its own leaves a gap. More gaps than the checkpoint's metadata holds
+/// go into a base record, and nobody else waits (G9).
+#[tokio::test]
+async fn g2_g9_more_gaps_than_a_checkpoint_holds_stop_nobody_and_survive_a_kill() {
+    let source = Source::create().await;
+    let checkpoints = services::kafka()
+        .await
+        .create_topic_with("checkpoints", 1, &[("cleanup.policy", "compact")])
+        .await;
+    let small = [
+        "--checkpoint-bytes",
+        "700",
+        "--checkpoint-topic",
+        &checkpoints,
+    ];
+    let mut slow = source.database.connect().await;
+    let mut slow = begin(&mut slow).await;
+    let mut expected = Vec::new();
+    let mut late = Vec::new();
+    let mut running = relay_with(&source, &small);
+    for n in 0..400 {
+        let text = format!("slow {n}");
+        source.enqueue(&mut slow, "slow", &text).await;
+        late.push(text);
+        let text = format!("quick {n}");
+        source.commit("quick", &text).await;
+        expected.push(text);
+        if n % 100 == 99 {
+            source
+                .expect(&expected.iter().map(String::as_str).collect::<Vec<_>>())
+                .await;
+            // Killed with a base record and changes since, at a moment when the checkpoint is ahead of the mark.
+            running.kill().await;
+            let text = format!("more {n}");
+            source.commit("quick", &text).await;
+            expected.push(text);
+            let mut all = small.to_vec();
+            all.extend(["--kill-at", "committed:2"]);
+            relay_with(&source, &all).wait_killed().await;
+            running = relay_with(&source, &small);
+        }
+    }
+    let committed = oncebox_kafka::committed;
+    let config = oncebox_kafka::Config::new(&*source.bootstrap);
+    let group = format!("oncebox.{}", source.name);
+    let any = oncebox_kafka::Stability::Any;
+    let stored = committed(
+        &config,
+        &group,
+        &checkpoints,
+        0,
+        any,
+        Duration::from_secs(15),
+    )
+    .await;
+    let text = stored.unwrap().unwrap().1;
+    assert!(text.contains(" base=0:") && text.len() <= 700, "{text}");
+    slow.commit().await.unwrap();
+    expected.extend(late);
+    source
+        .expect(&expected.iter().map(String::as_str).collect::<Vec<_>>())
+        .await;
+    running.kill().await;
+}

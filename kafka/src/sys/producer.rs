@@ -35,6 +35,8 @@ pub(super) struct Acks {
     failed: AtomicUsize,
     /// One per record of the running transaction: acknowledged.
     which: Mutex<Vec<bool>>,
+    /// Partition and offset of the record behind those: the anchor.
+    anchor: Mutex<Option<(i32, i64)>>,
     failures: Mutex<Vec<FailedRecord>>,
 }
 
@@ -296,6 +298,11 @@ impl Producer {
         which.resize(records, false);
     }
 
+    /// Where the record whose index is that of no record was written.
+    pub(crate) fn anchor(&self) -> Option<(i32, i64)> {
+        *lock(&self.client.shared().acks.anchor)
+    }
+
     /// Which records were acknowledged in the running transaction.
     pub(crate) fn acknowledged(&self) -> Vec<bool> {
         lock(&self.client.shared().acks.which).clone()
@@ -397,6 +404,7 @@ impl Acks {
         self.delivered.store(0, Ordering::Relaxed);
         self.failed.store(0, Ordering::Relaxed);
         lock(&self.failures).clear();
+        *lock(&self.anchor) = None;
     }
 }
 
@@ -429,8 +437,10 @@ pub(super) unsafe extern "C" fn on_delivery(
     }
     // SAFETY: as above.
     let index = unsafe { (*message)._private as usize };
-    if let Some(acknowledged) = lock(&acks.which).get_mut(index) {
-        *acknowledged = true;
+    match lock(&acks.which).get_mut(index) {
+        Some(acknowledged) => *acknowledged = true,
+        // SAFETY: as above.
+        None => *lock(&acks.anchor) = Some(unsafe { ((*message).partition, (*message).offset) }),
     }
     acks.delivered.fetch_add(1, Ordering::Relaxed);
 }

@@ -2,7 +2,8 @@
 //!
 //! `v1 seq=7 epoch=2 src=<uuid> sys=<text> tl=1 high=42 msg=<uuid> n=40 fp=<hex> pn=2 pfp=<hex> rel=12 gaps=17,3+5`: n, fp
 //! are the settled rows, pn, pfp the parked ones among them, rel the released ids; the first gap begins
-//! at its id, every other at the number of ids after the end of the one before; `+5` = five further ids.
+//! at its id, every other at the number of ids after the end of the one before; `+5` = five further ids. Gaps that do not
+//! fit stand in a base record: `base=0:77 closed=17 gaps=25`, changes since the record at offset 77 of partition 0.
 
 use std::fmt::Write as _;
 
@@ -32,6 +33,49 @@ pub struct Checkpoint {
     pub parked: Tally,
     /// Parked rows that this checkpoint's transaction published or dropped: they may still stand in the table.
     pub released: Gaps,
+    /// Its base record is gone, so that gaps are missing. Not part of the text.
+    pub incomplete: bool,
+}
+
+/// A position as it stands in Kafka: in full, or as the changes since a base record in the checkpoint's topic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stored {
+    /// Given a base, its gaps are only those that are new since then.
+    pub head: Checkpoint,
+    /// Where the rest is.
+    pub base: Option<Base>,
+}
+
+/// A record that holds a whole position.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Base {
+    /// Partition of the checkpoint's topic.
+    pub partition: i32,
+    /// Offset.
+    pub offset: i64,
+    /// Ids that were gaps then and are none now.
+    pub closed: Gaps,
+}
+
+impl Stored {
+    /// Reads the text of a checkpoint.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::decode`].
+    pub fn decode(text: &str) -> Result<Self, FormatError> {
+        decode(text)
+    }
+
+    /// The position in full, given the gaps of its base.
+    #[must_use]
+    pub fn complete(self, base_gaps: &Gaps) -> Checkpoint {
+        let mut head = self.head;
+        if let Some(base) = &self.base {
+            let still = base_gaps.minus(&base.closed);
+            head.position.gaps = still.union(&head.position.gaps);
+        }
+        head
+    }
 }
 
 /// Why a stored position cannot be read.
@@ -51,6 +95,20 @@ impl Checkpoint {
     pub fn encode(&self) -> String {
         let mut text = self.encode_head();
         encode_intervals(&mut text, &self.position.gaps);
+        text
+    }
+
+    /// The text as the changes since a base record, which is at `place` (`partition:offset`) and has these gaps.
+    #[must_use]
+    pub fn encode_since(&self, place: &str, base_gaps: &Gaps) -> String {
+        let now = &self.position.gaps;
+        let mut text = self.encode_head();
+        // `gaps=` is the last word of the head.
+        text.truncate(text.len() - "gaps=".len());
+        let _ = write!(text, "base={place} closed=");
+        encode_intervals(&mut text, &base_gaps.minus(now));
+        text.push_str(" gaps=");
+        encode_intervals(&mut text, &now.minus(base_gaps));
         text
     }
 
@@ -104,59 +162,91 @@ impl Checkpoint {
         text
     }
 
-    /// Reads the text back.
+    /// Reads the text of a position in full.
     ///
     /// # Errors
     /// [`FormatError`] when the format is unknown or a field is damaged. Nothing is guessed (G10).
     pub fn decode(text: &str) -> Result<Self, FormatError> {
-        let mut words = text.split(' ');
-        let format = words.next().unwrap_or_default();
-        if format != FORMAT {
-            return Err(FormatError::Unknown(format.to_owned()));
+        let stored = decode(text)?;
+        match stored.base {
+            None => Ok(stored.head),
+            Some(_) => Err(FormatError::Field("base")),
         }
-        let mut get = |name: &'static str| {
-            words
-                .next()
-                .and_then(|word| word.split_once('='))
-                .and_then(|(key, value)| (key == name).then_some(value))
-                .ok_or(FormatError::Field(name))
-        };
-        let seq = number(get("seq")?, "seq")?;
-        let epoch = number(get("epoch")?, "epoch")?;
-        let source_id = Uuid::try_parse(get("src")?).map_err(|_| FormatError::Field("src"))?;
-        let system = get("sys")?.to_owned();
-        let timeline = get("tl")?.parse().map_err(|_| FormatError::Field("tl"))?;
-        let high = number(get("high")?, "high")?;
-        let high_message_id = if high == 0 {
-            None
-        } else {
-            Some(Uuid::try_parse(get("msg")?).map_err(|_| FormatError::Field("msg"))?)
-        };
-        let settled = tally(get("n")?, get("fp")?).ok_or(FormatError::Field("n"))?;
-        let parked = tally(get("pn")?, get("pfp")?).ok_or(FormatError::Field("pn"))?;
-        let released = decode_intervals(get("rel")?).ok_or(FormatError::Field("rel"))?;
-        let gaps = decode_intervals(get("gaps")?).ok_or(FormatError::Field("gaps"))?;
-        let inside = gaps.intervals().last().is_none_or(|g| g.high < high);
-        if words.next().is_some() || !inside || seq < 0 || high < 0 {
-            return Err(FormatError::Field("gaps"));
-        }
-        let position = Position {
-            high,
-            high_message_id,
-            gaps,
-            settled,
-        };
-        Ok(Self {
-            seq,
-            epoch,
-            source_id,
-            system,
-            timeline,
-            position,
-            parked,
-            released,
-        })
     }
+}
+
+fn decode(text: &str) -> Result<Stored, FormatError> {
+    let mut words = text.split(' ');
+    let format = words.next().unwrap_or_default();
+    if format != FORMAT {
+        return Err(FormatError::Unknown(format.to_owned()));
+    }
+    let mut get = |name: &'static str| {
+        words
+            .next()
+            .and_then(|word| word.split_once('='))
+            .and_then(|(key, value)| (key == name).then_some(value))
+            .ok_or(FormatError::Field(name))
+    };
+    let seq = number(get("seq")?, "seq")?;
+    let epoch = number(get("epoch")?, "epoch")?;
+    let source_id = Uuid::try_parse(get("src")?).map_err(|_| FormatError::Field("src"))?;
+    let system = get("sys")?.to_owned();
+    let timeline = get("tl")?.parse().map_err(|_| FormatError::Field("tl"))?;
+    let high = number(get("high")?, "high")?;
+    let high_message_id = if high == 0 {
+        None
+    } else {
+        Some(Uuid::try_parse(get("msg")?).map_err(|_| FormatError::Field("msg"))?)
+    };
+    let settled = tally(get("n")?, get("fp")?).ok_or(FormatError::Field("n"))?;
+    let parked = tally(get("pn")?, get("pfp")?).ok_or(FormatError::Field("pn"))?;
+    let released = decode_intervals(get("rel")?).ok_or(FormatError::Field("rel"))?;
+    let base = match words.clone().next() {
+        Some(word) if word.starts_with("base=") => {
+            let place = words
+                .next()
+                .and_then(|word| word["base=".len()..].split_once(':'));
+            let place = place.and_then(|(p, o)| Some((p.parse().ok()?, o.parse().ok()?)));
+            let closed = words
+                .next()
+                .and_then(|word| decode_intervals(word.strip_prefix("closed=")?));
+            let ((partition, offset), closed) =
+                place.zip(closed).ok_or(FormatError::Field("base"))?;
+            Some(Base {
+                partition,
+                offset,
+                closed,
+            })
+        }
+        _ => None,
+    };
+    let gaps = words
+        .next()
+        .and_then(|word| decode_intervals(word.strip_prefix("gaps=")?));
+    let gaps = gaps.ok_or(FormatError::Field("gaps"))?;
+    let inside = gaps.intervals().last().is_none_or(|g| g.high < high);
+    if words.next().is_some() || !inside || seq < 0 || high < 0 {
+        return Err(FormatError::Field("gaps"));
+    }
+    let position = Position {
+        high,
+        high_message_id,
+        gaps,
+        settled,
+    };
+    let head = Checkpoint {
+        seq,
+        epoch,
+        source_id,
+        system,
+        timeline,
+        position,
+        parked,
+        released,
+        incomplete: false,
+    };
+    Ok(Stored { head, base })
 }
 
 fn number(text: &str, name: &'static str) -> Result<i64, FormatError> {
@@ -237,6 +327,7 @@ mod tests {
                 fingerprint: -8,
             },
             released: Gaps::single(3),
+            incomplete: false,
         }
     }
 
@@ -256,6 +347,21 @@ mod tests {
             let gap_total: usize = intervals.iter().map(|g| { let n = gap_bytes(*g, before); before = g.high; n }).sum();
             prop_assert_eq!(stored.encode_head().len() + gap_total, text.len());
             prop_assert!(stored.head_bytes() + gap_total >= text.len());
+        }
+
+        #[test]
+        fn changes_since_a_base_round_trip(
+            before in prop::collection::btree_set(1_i64..400, 0..200),
+            now in prop::collection::btree_set(1_i64..400, 0..200),
+        ) {
+            let (before, now) = (Gaps::of(before), Gaps::of(now));
+            let current = checkpoint(now, 500);
+            let text = current.encode_since("0:77", &before);
+            let stored = Stored::decode(&text).unwrap();
+            prop_assert_eq!(stored.base.as_ref().map(|b| (b.partition, b.offset)), Some((0, 77)));
+            prop_assert_eq!(stored.complete(&before), current);
+            // Whoever cannot read the base must not take it for the whole.
+            prop_assert!(Checkpoint::decode(&text).is_err());
         }
 
         #[test]

@@ -78,6 +78,35 @@ impl Gaps {
         )
     }
 
+    /// The ids of this that are not of the other.
+    #[must_use]
+    pub fn minus(&self, other: &Self) -> Self {
+        let mut rest = Vec::with_capacity(self.0.len());
+        let mut holes = other.0.iter().peekable();
+        for mut interval in self.0.iter().copied() {
+            while holes.next_if(|hole| hole.high < interval.low).is_some() {}
+            let mut here = holes.clone();
+            let mut left = true;
+            while let Some(hole) = here.next_if(|hole| hole.low <= interval.high) {
+                if hole.low > interval.low {
+                    rest.push(Interval {
+                        high: hole.low - 1,
+                        ..interval
+                    });
+                }
+                left = hole.high < interval.high;
+                if !left {
+                    break;
+                }
+                interval.low = hole.high + 1;
+            }
+            if left {
+                rest.push(interval);
+            }
+        }
+        Self(rest)
+    }
+
     /// Every id of both.
     #[must_use]
     pub fn union(&self, other: &Self) -> Self {
@@ -137,6 +166,28 @@ mod tests {
                 .map(|&(low, high)| Interval { low, high })
                 .collect();
             assert_eq!(Gaps::new(intervals), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_difference_is_that_of_the_sets() {
+        use std::collections::BTreeSet;
+        for seed in 0..2_000_u64 {
+            let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+            let mut set = || {
+                let ids: BTreeSet<i64> = (1..30)
+                    .filter(|_| {
+                        state ^= state << 13;
+                        state ^= state >> 7;
+                        state ^= state << 17;
+                        state % 3 == 0
+                    })
+                    .collect();
+                ids
+            };
+            let (a, b) = (set(), set());
+            let expected = Gaps::of(a.difference(&b).copied());
+            assert_eq!(Gaps::of(a).minus(&Gaps::of(b)), expected, "seed {seed}");
         }
     }
 

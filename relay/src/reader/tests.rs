@@ -410,6 +410,7 @@ async fn g10_a_burnt_id_that_comes_back_to_life_stops_the_relay() {
         position: position.clone(),
         parked: Tally::default(),
         released: Gaps::default(),
+        incomplete: false,
     };
     let mut reader = reader(&session, &position, None);
     let (_acknowledged, receiver) = watch::channel(Some(checkpoint));

@@ -19,9 +19,9 @@ use crate::error::{Error, Stop};
 use crate::health::Health;
 use crate::log::{How, Log, NotPublished, Producer, Refused, Silent, TopicRefused};
 use crate::position::{Checkpoint, Tally};
-use crate::resume;
 use crate::session::conformance::TestDb;
 use crate::session::{PostgresSession, Row, Session as _, SqliteSession};
+use crate::{rename, resume};
 
 /// What the next transaction does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -351,6 +351,67 @@ async fn g2_the_mark_is_never_ahead_of_what_kafka_has_committed() {
     let _ = running.await;
     after_a_crash(config, &log).await;
     assert_eq!(log.ids(), [1, 2, 3, 4]);
+}
+
+#[tokio::test]
+async fn g10_a_renamed_source_goes_on_where_it_was() {
+    let mut db = TestDb::sqlite().await;
+    for id in 1..=3 {
+        db.insert(id).await;
+    }
+    let (log, new_log) = (FakeLog::default(), FakeLog::default());
+    until_empty(config(&db), &log).await.unwrap();
+    db.insert(4).await;
+    let old = config(&db);
+    let new = Config {
+        source: "store".to_owned(),
+        ..config(&db)
+    };
+    let rename = async |apply| {
+        rename::rename_with::<SqliteSession, _>((&old, &new), (&log, &new_log), apply).await
+    };
+    assert!(
+        rename(false)
+            .await
+            .unwrap()
+            .to_string()
+            .contains("add --apply")
+    );
+    assert!(new_log.lock().checkpoint.is_none());
+    // Done once, interrupted before the mark had the name, done again after the old relay went on.
+    let before = SqliteSession::connect(&old)
+        .await
+        .unwrap()
+        .mark()
+        .await
+        .unwrap();
+    rename(true).await.unwrap();
+    db.execute("UPDATE oncebox_mark SET source = 'shop'").await;
+    until_empty(old.clone(), &log).await.unwrap();
+    rename(true).await.unwrap();
+    assert!(matches!(
+        stop(until_empty(old.clone(), &log).await),
+        Stop::OtherSource { .. }
+    ));
+    db.insert(5).await;
+    until_empty(new.clone(), &new_log).await.unwrap();
+    assert_eq!((log.ids(), new_log.ids()), (vec![1, 2, 3, 4], vec![5]));
+    let after = SqliteSession::connect(&new)
+        .await
+        .unwrap()
+        .mark()
+        .await
+        .unwrap();
+    assert_eq!(after.source.as_deref(), Some("store"));
+    assert!(after.epoch > before.epoch);
+    // A name that another outbox uses is refused.
+    let mut other = TestDb::sqlite().await;
+    other.insert(1).await;
+    let third = FakeLog::default();
+    until_empty(config(&other), &third).await.unwrap();
+    let refused =
+        rename::rename_with::<SqliteSession, _>((&new, &old), (&new_log, &third), true).await;
+    assert!(matches!(refused, Err(Error::Stop(_))));
 }
 
 /// An outbox on PostgreSQL, where gaps are real: id 1 belongs to a transaction that is still open, row 2 is published.

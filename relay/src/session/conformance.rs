@@ -7,7 +7,10 @@ use oncebox_migrations::Dialect;
 use sqlx::AssertSqlSafe;
 use uuid::Uuid;
 
-use super::{Limit, PostgresSession, Rewrite, Session, SqliteSession, Written};
+use super::{
+    Cause, Filter, Limit, Overview, Parking, ParkingSession, PostgresSession, Rewrite, Session,
+    SqliteSession, Written,
+};
 use crate::config::{Config, Database};
 use crate::error::Error;
 use crate::position::{Checkpoint, Gaps, Interval, Position, Tally};
@@ -173,6 +176,7 @@ fn checkpoint(seq: i64, high: i64, gaps: &[(i64, i64)], ids: &[i64]) -> Checkpoi
         },
         parked: Tally::default(),
         released: Gaps::default(),
+        incomplete: false,
     }
 }
 
@@ -423,6 +427,57 @@ async fn g2_clean_up_stays_behind_the_mark<S: Session>(db: &mut TestDb) {
     assert_eq!((mark.low_water, mark.deleted.count), (8, 7));
 }
 
+/// G8: whoever lost the lead writes nothing, also when it was stopped right before it wrote.
+async fn g8_only_the_leader_parks_pauses_and_releases<S: ParkingSession>(db: &mut TestDb) {
+    let mut session = S::connect(&db.config).await.unwrap();
+    db.insert(1).await;
+    let fresh = session.mark().await.unwrap();
+    assert!(session.take(&fresh, 3, "shop", "me").await.unwrap());
+    let parking = [Parking {
+        id: 1,
+        cause: Cause::Refused,
+        reason: "too large".to_owned(),
+    }];
+    let released = Checkpoint {
+        epoch: 3,
+        released: Gaps::single(1),
+        ..checkpoint(9, 1, &[], &[1])
+    };
+    let deposed = Written::Deposed(3);
+    let nothing = Overview::default();
+    assert_eq!(session.park(2, &parking).await.unwrap(), deposed);
+    assert_eq!(session.pause(2, "orders", "no").await.unwrap(), deposed);
+    assert_eq!(session.overview().await.unwrap(), nothing);
+    assert_eq!(session.park(3, &parking).await.unwrap(), Written::Done);
+    assert_eq!(
+        session.pause(3, "orders", "no").await.unwrap(),
+        Written::Done
+    );
+    let before = session.overview().await.unwrap();
+    assert_eq!(
+        (&*before.parked, before.paused.len()),
+        (&[("orders".to_owned(), 1)][..], 1)
+    );
+    assert_eq!(session.refuse(2, 1, "again").await.unwrap(), deposed);
+    assert_eq!(session.resume_topic(2, "orders").await.unwrap(), deposed);
+    let finished = session.finish_release(2, &released, "c").await.unwrap();
+    assert_eq!(finished, deposed);
+    assert_eq!(session.overview().await.unwrap(), before);
+    let all = session.list_parked(&Filter::default(), 9).await.unwrap();
+    assert_eq!((all.len(), all[0].attempts), (1, 1));
+    assert_eq!(
+        session.resume_topic(3, "orders").await.unwrap(),
+        Written::Done
+    );
+    // The answer to the first may have been lost.
+    for _ in 0..2 {
+        let finished = session.finish_release(3, &released, "c").await.unwrap();
+        assert_eq!(finished, Written::Done);
+    }
+    assert_eq!(session.overview().await.unwrap(), nothing);
+    assert_eq!(session.mark().await.unwrap().checkpoint, Some(released));
+}
+
 async fn g10_a_rewrite_needs_the_lease<S: Session>(db: &TestDb) {
     let mut session = S::connect(&db.config).await.unwrap();
     let fresh = session.mark().await.unwrap();
@@ -435,6 +490,7 @@ async fn g10_a_rewrite_needs_the_lease<S: Session>(db: &TestDb) {
         checkpoint: stored.clone(),
         cluster_id: "c2".to_owned(),
         source_epoch: 2,
+        source: "shop".to_owned(),
     };
     assert_eq!(
         session.rewrite(2, &rewrite).await.unwrap(),
@@ -485,6 +541,13 @@ macro_rules! suite {
             async fn g2_clean_up_stays_behind_the_mark() {
                 let Some(mut db) = $open else { return };
                 super::g2_clean_up_stays_behind_the_mark::<$session>(&mut db).await;
+                db.close().await;
+            }
+
+            #[tokio::test]
+            async fn g8_only_the_leader_parks_pauses_and_releases() {
+                let Some(mut db) = $open else { return };
+                super::g8_only_the_leader_parks_pauses_and_releases::<$session>(&mut db).await;
                 db.close().await;
             }
 

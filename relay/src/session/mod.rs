@@ -359,6 +359,8 @@ pub(crate) struct Rewrite {
     pub(crate) checkpoint: Checkpoint,
     pub(crate) cluster_id: String,
     pub(crate) source_epoch: i64,
+    /// The name of the source.
+    pub(crate) source: String,
 }
 
 /// What a session does about rows that cannot be published now. As for [`Session`], no method is cancel safe.

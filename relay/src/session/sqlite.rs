@@ -116,7 +116,7 @@ impl Sql {
                 "UPDATE {mark} SET low_water = ?1, deleted_count = deleted_count + ?2, deleted_fingerprint = ?3"
             ),
             rewrite: format!(
-                "UPDATE {mark} SET seq = ?2, epoch = ?3, position = ?4, cluster_id = ?5, source_epoch = ?6, owner = NULL, \
+                "UPDATE {mark} SET seq = ?2, epoch = ?3, position = ?4, cluster_id = ?5, source_epoch = ?6, source = ?7, owner = NULL, \
                    renewal = renewal + 1, updated_at = {NOW} WHERE epoch = ?1"
             ),
             parked_messages: format!("SELECT id, message_id FROM {parked} WHERE id <= ?1"),
@@ -427,6 +427,7 @@ impl Session for SqliteSession {
             .bind(stored.epoch)
             .bind(stored.encode());
         let query = query.bind(&*rewrite.cluster_id).bind(rewrite.source_epoch);
+        let query = query.bind(&*rewrite.source);
         let done = query.execute(&mut self.conn).await?;
         self.written(done.rows_affected(), epoch, i64::MAX).await
     }
