@@ -23,7 +23,7 @@ async fn resume(source: &Source, from: &str) -> String {
         "--kafka",
         &source.bootstrap,
     ]);
-    arguments.extend(["--source", &source.name, "--lease", "400ms"]);
+    arguments.extend(["--source", &source.name]);
     let mut process = Process::start(ONCEBOX, &arguments);
     process.wait_ok().await;
     process.output()
