@@ -1,6 +1,6 @@
 //! Apache Kafka for tests: the shared broker and private clusters.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -28,6 +28,9 @@ pub struct KafkaOptions {
     pub brokers: usize,
     /// Further lines of `server.properties`. Defaults to none.
     pub properties: Vec<(String, String)>,
+    /// A PEM file with private key and certificate chain: the SASL listener then speaks TLS and SCRAM-SHA-512, and knows the
+    /// users that [`Kafka::scram_user`] adds. Defaults to none. Local processes only.
+    pub secure: Option<PathBuf>,
 }
 
 impl Default for KafkaOptions {
@@ -35,6 +38,7 @@ impl Default for KafkaOptions {
         Self {
             brokers: 1,
             properties: Vec::new(),
+            secure: None,
         }
     }
 }
@@ -74,6 +78,7 @@ impl Kafka {
         let cluster = Cluster {
             ports,
             properties: options.properties,
+            secure: options.secure,
         };
         let (network, brokers) = match runner {
             Runner::Local => (None, local(&scratch, &cluster).await?),
@@ -131,6 +136,27 @@ impl Kafka {
     /// [`super::SASL_USER`]). `None` for a foreign cluster.
     pub fn sasl_bootstrap(&self) -> Option<&str> {
         self.sasl_bootstrap.as_deref()
+    }
+
+    /// Adds a user to a cluster with [`KafkaOptions::secure`].
+    ///
+    /// # Errors
+    /// The cluster refuses.
+    pub async fn scram_user(&self, name: &str, password: &str) -> Result<()> {
+        let config = format!("SCRAM-SHA-512=[password={password}]");
+        let arguments = [
+            "--bootstrap-server",
+            &self.bootstrap,
+            "--alter",
+            "--add-config",
+            &config,
+            "--entity-type",
+            "users",
+            "--entity-name",
+            name,
+        ];
+        crate::kafka_cli::run("kafka.admin.ConfigCommand", &arguments).await?;
+        Ok(())
     }
 
     /// The proxy slots; each has one route per broker. One [`crate::proxy::Proxy`] takes one slot.

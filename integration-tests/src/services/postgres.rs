@@ -36,6 +36,8 @@ const SETTINGS: &[(&str, &str)] = &[
 pub struct PostgresOptions {
     /// `postgresql.conf` names and values.
     pub settings: Vec<(String, String)>,
+    /// Certificate chain and private key in PEM: sessions with TLS are possible. Local processes only.
+    pub tls: Option<(String, String)>,
 }
 
 /// A PostgreSQL server. Dropped = stopped and removed, unless it came from the environment.
@@ -316,6 +318,18 @@ fn local(
         data.display().to_string(),
     ];
     argv.extend(server_arguments(port, "127.0.0.1", options));
+    if let Some((certificate, key)) = &options.tls {
+        use std::os::unix::fs::PermissionsExt as _;
+        for (name, text) in [("server.crt", certificate), ("server.key", key)] {
+            let file = data.join(name);
+            std::fs::write(&file, text)?;
+            std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o600))?;
+            if let Some((uid, gid)) = unprivileged()? {
+                std::os::unix::fs::chown(&file, Some(uid), Some(gid))?;
+            }
+        }
+        argv.extend(["-c".to_owned(), "ssl=on".to_owned()]);
+    }
     argv.extend([
         "-c".to_owned(),
         format!("unix_socket_directories={}", scratch.dir().display()),

@@ -1,7 +1,7 @@
 //! What the brokers under test are told.
 
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
@@ -57,6 +57,8 @@ pub(super) struct Cluster {
     pub(super) ports: Vec<BrokerPorts>,
     /// Further lines for every broker.
     pub(super) properties: Vec<(String, String)>,
+    /// Key and certificate of the SASL listener, if it speaks TLS.
+    pub(super) secure: Option<PathBuf>,
 }
 
 impl Cluster {
@@ -131,10 +133,10 @@ impl Cluster {
         );
         for (name, port, advertised_port) in &client_listeners {
             let comma = if advertised.is_empty() { "" } else { "," };
-            let protocol = if name == "SASL" {
-                "SASL_PLAINTEXT"
-            } else {
-                "PLAINTEXT"
+            let protocol = match (&**name, &self.secure) {
+                ("SASL", None) => "SASL_PLAINTEXT",
+                ("SASL", Some(_)) => "SASL_SSL",
+                _ => "PLAINTEXT",
             };
             let _ = write!(listeners, ",{name}://{bind}:{port}");
             let _ = write!(advertised, "{comma}{name}://127.0.0.1:{advertised_port}");
@@ -179,6 +181,17 @@ super.users=User:ANONYMOUS;User:{admin}
             user = SASL_USER.0,
             user_password = SASL_USER.1,
         );
+        if let Some(pem) = &self.secure {
+            // The later line counts.
+            let _ = writeln!(
+                text,
+                "sasl.enabled.mechanisms=SCRAM-SHA-512
+listener.name.sasl.scram-sha-512.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
+listener.name.sasl.ssl.keystore.type=PEM
+listener.name.sasl.ssl.keystore.location={}",
+                pem.display()
+            );
+        }
         for (name, value) in &self.properties {
             let _ = writeln!(text, "{name}={value}");
         }

@@ -18,4 +18,6 @@ mod kafkas_own_tools;
 mod late_requests;
 mod proxy_faults;
 mod relays;
+#[cfg(feature = "tls")]
+mod secure;
 mod services_come_and_go;

@@ -49,11 +49,25 @@ impl Programs {
     }
 }
 
+/// The tests of TLS. librdkafka needs OpenSSL's headers for it.
+const TLS: &str = "oncebox-integration-tests/tls";
+
+/// Whether OpenSSL's headers are there.
+pub(super) fn has_openssl() -> bool {
+    let asked = Command::new("pkg-config")
+        .args(["--exists", "openssl"])
+        .status();
+    asked.is_ok_and(|status| status.success())
+}
+
 /// `cargo test --workspace --no-run`: the same profile and features for everything, so that nothing is built twice.
 pub(crate) fn tests() -> Result<Programs> {
     let mut cargo = Command::new(env!("CARGO"));
+    cargo.args(["test", "--workspace", "--no-run"]);
+    if has_openssl() {
+        cargo.args(["--features", TLS]);
+    }
     cargo
-        .args(["test", "--workspace", "--no-run"])
         .current_dir(crate::workspace())
         .stderr(Stdio::inherit());
     programs(&mut cargo)

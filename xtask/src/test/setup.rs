@@ -41,6 +41,20 @@ const ALWAYS: &[Need] = &[
     },
 ];
 
+/// For the tests of TLS.
+const OPENSSL: [Need; 2] = [
+    Need {
+        present: || false,
+        package: "libssl-dev",
+        name: "OpenSSL's headers",
+    },
+    Need {
+        present: || false,
+        package: "pkg-config",
+        name: "pkg-config",
+    },
+];
+
 /// Needed unless a Docker engine runs it.
 const POSTGRES: Need = Need {
     present: has_postgres,
@@ -53,6 +67,10 @@ pub(super) fn prepare(engine_answers: bool) -> Result<()> {
     let mut missing: Vec<&Need> = ALWAYS.iter().filter(|need| !(need.present)()).collect();
     if !engine_answers && !has_postgres() {
         missing.push(&POSTGRES);
+    }
+    // Who cannot install it tests without TLS.
+    if may_install() && !super::build::has_openssl() {
+        missing.extend(&OPENSSL);
     }
     if missing.is_empty() {
         return Ok(());

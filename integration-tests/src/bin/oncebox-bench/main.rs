@@ -101,7 +101,8 @@ async fn bench(options: Options) -> Result<()> {
     eprintln!("starting PostgreSQL and Kafka");
     let (postgres, kafka) = tokio::try_join!(
         Postgres::start(PostgresOptions {
-            settings: settings.into()
+            settings: settings.into(),
+            ..PostgresOptions::default()
         }),
         Kafka::start(KafkaOptions::default()),
     )?;
