@@ -134,7 +134,13 @@ pub(crate) fn describe(
         }
         _ => None,
     };
-    let (operation, reason) = (operation.to_owned(), reason.to_owned());
+    let operation = match topic {
+        Some(topic) if code == Code::TOPIC_AUTHORIZATION_FAILED => {
+            format!("{operation} (topic {topic})")
+        }
+        _ => operation.to_owned(),
+    };
+    let reason = reason.to_owned();
     if let Some(remedy) = remedy {
         return Error::Authorization {
             operation,
