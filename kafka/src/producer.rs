@@ -131,7 +131,7 @@ const GRACE: Duration = Duration::from_secs(5);
 
 enum Job {
     Transact(
-        Transaction,
+        Box<Transaction>,
         oneshot::Sender<Result<Committed, TransactError>>,
     ),
     Close(oneshot::Sender<()>),
@@ -213,7 +213,7 @@ impl TransactionalProducer {
     pub async fn transact(&self, transaction: Transaction) -> Result<Committed, TransactError> {
         let (reply, answer) = oneshot::channel();
         self.jobs
-            .send(Job::Transact(transaction, reply))
+            .send(Job::Transact(Box::new(transaction), reply))
             .map_err(|_| Failure::closed(Outcome::DidNotHappen))?;
         match tokio::time::timeout(self.patience, answer).await {
             Ok(Ok(result)) => result,
