@@ -63,6 +63,7 @@ impl Engine {
         let mut last = String::new();
         while Instant::now() < deadline && !last.contains("failed to start daemon") {
             if answers() {
+                forget_earlier_runs();
                 return Ok(Ok(engine));
             }
             std::thread::sleep(Duration::from_millis(500));
@@ -82,6 +83,18 @@ impl Drop for Engine {
             drop(dockerd.stdin.take());
             let _ = dockerd.wait();
         }
+    }
+}
+
+/// Removes what earlier runs left behind in an engine that is ours alone: the address pool of its networks holds some thirty.
+fn forget_earlier_runs() {
+    for what in ["container", "network"] {
+        let _ = Command::new("docker")
+            .args([what, "prune", "--force"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
     }
 }
 
