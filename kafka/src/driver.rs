@@ -342,6 +342,13 @@ impl Driver {
         } else {
             self.producer.why_abortable()
         };
+        // Looked at before the abort: it may take longer than the broker waits, and then there is only a fence to see.
+        let silent = match &trigger {
+            Trigger::Delivery if self.producer.acks().1 == 0 => {
+                diagnosis::silent_topics(&t.records, &self.producer.acknowledged())
+            }
+            _ => Vec::new(),
+        };
         let aborted = may_abort && self.abort();
         let mut tainted = self.taint();
         if step == SEND_OFFSETS
@@ -352,7 +359,7 @@ impl Driver {
             // that the answer to the abort does not prove that it has arrived.
             tainted = tainted.or_else(|| Some("TxnOffsetCommit may still be under way".to_owned()));
         }
-        let cause = self.cause(step, trigger, why, t, start);
+        let cause = self.cause(step, trigger, why, silent, t, start);
         let failure = Failure {
             retriable: match &cause {
                 Cause::Refused(_) | Cause::Topic { .. } => false,
@@ -407,6 +414,7 @@ impl Driver {
         step: &str,
         trigger: Trigger,
         why: Option<CallError>,
+        silent: Vec<String>,
         t: &Transaction,
         start: Instant,
     ) -> Cause {
@@ -450,6 +458,18 @@ impl Driver {
         }
         let client = self.producer.client();
         let error = match (client.fatal(), trigger) {
+            (_, Trigger::Delivery) if !silent.is_empty() => {
+                return Cause::NotAcknowledged {
+                    sent: t.records.len(),
+                    failed: t.records.len() - self.producer.acks().0,
+                    code: Code::LOCAL_MSG_TIMED_OUT.name(),
+                    reason: format!(
+                        "no acknowledgement from {}, all others were acknowledged",
+                        silent.join(", ")
+                    ),
+                    silent_topics: silent,
+                };
+            }
             // The fatal error, not the call that stumbled over it.
             (Some((code, reason)), _) => CallError {
                 code,
@@ -502,9 +522,8 @@ impl Driver {
             _ => error.reason,
         };
         let failed = failures.len().max(t.records.len() - self.producer.acks().0);
-        let acknowledged = self.producer.acknowledged();
         Cause::NotAcknowledged {
-            silent_topics: diagnosis::silent_topics(&t.records, &acknowledged),
+            silent_topics: Vec::new(),
             sent: t.records.len(),
             failed,
             code: error.code.name(),
