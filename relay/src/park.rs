@@ -3,7 +3,6 @@
 //! Every function connects to the database and writes what is wanted; the leading relay sees it within a second. No
 //! function touches Kafka.
 
-use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -12,9 +11,10 @@ use uuid::Uuid;
 use crate::config::{Config, Database};
 use crate::error::{Error, Stop};
 use crate::session::{
-    Cause, Deadline, Filter, ParkedRow, ParkingSession as _, Paused, PostgresSession, Request,
+    Cause, Deadline, Filter, ParkedRow, ParkingSession as _, PostgresSession, Request,
     Session as _, SqliteSession,
 };
+pub use crate::session::{Overview, Paused};
 
 /// A message that waits.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,28 +45,6 @@ pub struct Parked {
     pub request: Option<Request>,
 }
 
-/// A topic, or one key of it, that is not published to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pause {
-    /// The topic.
-    pub topic: String,
-    /// The key; `None` = the whole topic.
-    pub key: Option<Bytes>,
-    /// By the relay itself, which tries again by itself; else by an operator.
-    pub by_relay: bool,
-    /// Why.
-    pub reason: String,
-}
-
-/// Everything that waits, in numbers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Overview {
-    /// Parked messages by topic.
-    pub parked: Vec<(String, i64)>,
-    /// What is paused.
-    pub paused: Vec<Pause>,
-}
-
 macro_rules! on {
     ($config:expr, $session:ident => $work:expr) => {
         match &$config.database {
@@ -87,11 +65,7 @@ macro_rules! on {
 /// # Errors
 /// [`Error`] of the database.
 pub async fn overview(config: &Config) -> Result<Overview, Error> {
-    let found = on!(config, session => session.overview().await?);
-    Ok(Overview {
-        parked: found.parked,
-        paused: found.paused.into_iter().map(Pause::from).collect(),
-    })
+    on!(config, session => session.overview().await)
 }
 
 /// Parked messages in the order of their ids, at most `limit`.
@@ -134,17 +108,6 @@ pub async fn resume(config: &Config, topic: &str, key: Option<&[u8]>) -> Result<
     on!(config, session => session.resume_for_operator(topic, key).await)
 }
 
-impl From<Paused> for Pause {
-    fn from(paused: Paused) -> Self {
-        Self {
-            topic: paused.topic,
-            key: paused.key,
-            by_relay: paused.by_relay,
-            reason: paused.reason,
-        }
-    }
-}
-
 impl TryFrom<ParkedRow> for Parked {
     type Error = Error;
 
@@ -175,19 +138,4 @@ impl TryFrom<ParkedRow> for Parked {
 
 fn time(micros: i64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_micros(u64::try_from(micros).unwrap_or(0))
-}
-
-impl fmt::Display for Pause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.topic)?;
-        if let Some(key) = &self.key {
-            write!(f, " key {:?}", String::from_utf8_lossy(key))?;
-        }
-        let by = if self.by_relay {
-            "the relay"
-        } else {
-            "an operator"
-        };
-        write!(f, ": paused by {by}: {}", self.reason)
-    }
 }

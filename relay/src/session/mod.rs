@@ -7,6 +7,7 @@ mod copy;
 mod deadline;
 mod parked;
 mod postgres;
+mod same;
 mod sqlite;
 
 #[cfg(test)]
@@ -18,8 +19,8 @@ use oncebox_kafka::Record;
 use uuid::Uuid;
 
 pub(crate) use deadline::Deadline;
-pub(crate) use parked::{Among, Overview, ParkedRow, Parking, Paused, collect, keys_of};
-pub use parked::{Cause, Request};
+pub(crate) use parked::{Among, ParkedRow, Parking, collect, keys_of};
+pub use parked::{Cause, Overview, Paused, Request};
 pub(crate) use postgres::PostgresSession;
 pub(crate) use sqlite::SqliteSession;
 

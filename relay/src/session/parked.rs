@@ -81,13 +81,15 @@ pub(crate) struct ParkedRow {
 
 /// A topic, or a key of it, that is not published to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Paused {
-    pub(crate) topic: String,
-    /// `None` = the whole topic.
-    pub(crate) key: Option<Bytes>,
-    /// By the relay, which tries again by itself; else by an operator.
-    pub(crate) by_relay: bool,
-    pub(crate) reason: String,
+pub struct Paused {
+    /// The topic.
+    pub topic: String,
+    /// The key; `None` = the whole topic.
+    pub key: Option<Bytes>,
+    /// By the relay itself, which tries again by itself; else by an operator.
+    pub by_relay: bool,
+    /// Why.
+    pub reason: String,
 }
 
 impl From<(String, Option<Vec<u8>>, bool, String)> for Paused {
@@ -101,14 +103,30 @@ impl From<(String, Option<Vec<u8>>, bool, String)> for Paused {
     }
 }
 
+impl fmt::Display for Paused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.topic)?;
+        if let Some(key) = &self.key {
+            write!(f, " key {:?}", String::from_utf8_lossy(key))?;
+        }
+        let by = if self.by_relay {
+            "the relay"
+        } else {
+            "an operator"
+        };
+        write!(f, ": paused by {by}: {}", self.reason)
+    }
+}
+
 /// A look at everything that is parked and paused.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Overview {
+pub struct Overview {
     /// Parked rows by topic.
-    pub(crate) parked: Vec<(String, i64)>,
-    /// An operator has asked for something.
-    pub(crate) requests: bool,
-    pub(crate) paused: Vec<Paused>,
+    pub parked: Vec<(String, i64)>,
+    /// An operator has asked for something that is not done yet.
+    pub requests: bool,
+    /// What is paused.
+    pub paused: Vec<Paused>,
 }
 
 /// What is parked already among, and before, the rows of a batch.

@@ -11,6 +11,7 @@ use sqlx::sqlite::{SqliteConnection, SqliteJournalMode, SqliteRow};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, Connection as _, Row as _};
 use uuid::Uuid;
 
+use super::same::{same_parking_methods, same_session_methods, write_as_leader};
 use super::{
     Among, Facts, Filter, Limit, Look, MARK_COLUMNS, Mark, Overview, ParkedRow, Parking,
     ParkingSession, Paused, Probe, Request, Rewrite, Row, Server, Session, Written, cannot_connect,
@@ -224,13 +225,6 @@ impl Session for SqliteSession {
         &self.server
     }
 
-    async fn mark(&mut self) -> Result<Mark, Error> {
-        let row = sqlx::query(AssertSqlSafe(&*self.sql.mark))
-            .fetch_optional(&mut self.conn)
-            .await?;
-        raw_mark!(row.ok_or_else(no_mark)?).decode()
-    }
-
     /// Nobody can fill a hole: a rolled-back INSERT gives its id back, and whoever inserts later draws a higher one.
     async fn probe(&mut self) -> Result<Probe, Error> {
         let last_id = sqlx::query_scalar(AssertSqlSafe(&*self.sql.last_id))
@@ -254,17 +248,6 @@ impl Session for SqliteSession {
             collector.push(false, outbox_row(&row?, &mut topic)?)?;
         }
         Ok(collector.finish())
-    }
-
-    async fn last_visible(&mut self) -> Result<i64, Error> {
-        Ok(sqlx::query_scalar(AssertSqlSafe(&*self.sql.last_visible))
-            .fetch_one(&mut self.conn)
-            .await?)
-    }
-
-    async fn row_at_or_below(&mut self, id: i64) -> Result<Option<(i64, Uuid)>, Error> {
-        let query = sqlx::query_as(AssertSqlSafe(&*self.sql.row_at_or_below)).bind(id);
-        Ok(query.fetch_optional(&mut self.conn).await?)
     }
 
     async fn facts(&mut self, high: i64, gaps: &Gaps, released: &Gaps) -> Result<Facts, Error> {
@@ -313,56 +296,6 @@ impl Session for SqliteSession {
             rows,
             parked,
         })
-    }
-
-    async fn take(
-        &mut self,
-        seen: &Mark,
-        epoch: i64,
-        source: &str,
-        owner: &str,
-    ) -> Result<bool, Error> {
-        let query = sqlx::query(AssertSqlSafe(&*self.sql.take));
-        let query = query
-            .bind(epoch)
-            .bind(source)
-            .bind(owner)
-            .bind(seen.epoch)
-            .bind(seen.renewal);
-        Ok(query.execute(&mut self.conn).await?.rows_affected() == 1)
-    }
-
-    async fn renew(&mut self, epoch: i64) -> Result<Written, Error> {
-        let done = sqlx::query(AssertSqlSafe(&*self.sql.renew))
-            .bind(epoch)
-            .execute(&mut self.conn)
-            .await?;
-        self.written(done.rows_affected(), epoch, 0).await
-    }
-
-    async fn confirm(
-        &mut self,
-        epoch: i64,
-        checkpoint: &Checkpoint,
-        cluster_id: &str,
-    ) -> Result<Written, Error> {
-        let query = sqlx::query(AssertSqlSafe(&*self.sql.confirm));
-        let query = query
-            .bind(epoch)
-            .bind(checkpoint.seq)
-            .bind(checkpoint.encode())
-            .bind(cluster_id);
-        let done = query.execute(&mut self.conn).await?;
-        self.written(done.rows_affected(), epoch, checkpoint.seq)
-            .await
-    }
-
-    async fn release(&mut self, epoch: i64) -> Result<Written, Error> {
-        let done = sqlx::query(AssertSqlSafe(&*self.sql.release))
-            .bind(epoch)
-            .execute(&mut self.conn)
-            .await?;
-        self.written(done.rows_affected(), epoch, 0).await
     }
 
     async fn clean_up(
@@ -418,40 +351,10 @@ impl Session for SqliteSession {
         Ok((Written::Done, u64::try_from(gone.count).unwrap_or_default()))
     }
 
-    async fn rewrite(&mut self, epoch: i64, rewrite: &Rewrite) -> Result<Written, Error> {
-        let stored = &rewrite.checkpoint;
-        let query = sqlx::query(AssertSqlSafe(&*self.sql.rewrite));
-        let query = query
-            .bind(epoch)
-            .bind(stored.seq)
-            .bind(stored.epoch)
-            .bind(stored.encode());
-        let query = query.bind(&*rewrite.cluster_id).bind(rewrite.source_epoch);
-        let query = query.bind(&*rewrite.source);
-        let done = query.execute(&mut self.conn).await?;
-        self.written(done.rows_affected(), epoch, i64::MAX).await
-    }
+    same_session_methods!();
 }
 
 impl ParkingSession for SqliteSession {
-    async fn overview(&mut self) -> Result<Overview, Error> {
-        let parked = sqlx::query_as(AssertSqlSafe(&*self.sql.parked_by_topic))
-            .fetch_all(&mut self.conn)
-            .await?;
-        let requests = sqlx::query_scalar(AssertSqlSafe(&*self.sql.requested))
-            .fetch_one(&mut self.conn)
-            .await?;
-        let paused: Vec<(String, Option<Vec<u8>>, bool, String)> =
-            sqlx::query_as(AssertSqlSafe(&*self.sql.paused))
-                .fetch_all(&mut self.conn)
-                .await?;
-        Ok(Overview {
-            parked,
-            requests,
-            paused: paused.into_iter().map(Paused::from).collect(),
-        })
-    }
-
     async fn parked_among(&mut self, rows: &[Row]) -> Result<Among, Error> {
         let low = rows.iter().map(|row| row.id).min();
         let high = rows.iter().map(|row| row.id).max();
@@ -493,40 +396,6 @@ impl ParkingSession for SqliteSession {
         Ok(Written::Done)
     }
 
-    async fn pause(&mut self, epoch: i64, topic: &str, reason: &str) -> Result<Written, Error> {
-        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
-            return self.written(0, epoch, i64::MAX).await;
-        };
-        let query = sqlx::query(AssertSqlSafe(&*self.sql.pause));
-        query.bind(topic).bind(reason).execute(&mut *tx).await?;
-        tx.commit().await?;
-        Ok(Written::Done)
-    }
-
-    async fn releasable(
-        &mut self,
-        high: i64,
-        limit: Limit,
-        probe: Option<&str>,
-    ) -> Result<Vec<ParkedRow>, Error> {
-        let rows = sqlx::query(AssertSqlSafe(&*self.sql.releasable))
-            .bind(high)
-            .bind(probe)
-            .bind(i64::try_from(limit.rows).unwrap_or(i64::MAX))
-            .fetch(&mut self.conn);
-        collect(rows, limit.bytes, |row| Ok(parked_row!(row))).await
-    }
-
-    async fn refuse(&mut self, epoch: i64, id: i64, reason: &str) -> Result<Written, Error> {
-        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
-            return self.written(0, epoch, i64::MAX).await;
-        };
-        let query = sqlx::query(AssertSqlSafe(&*self.sql.refuse));
-        query.bind(id).bind(reason).execute(&mut *tx).await?;
-        tx.commit().await?;
-        Ok(Written::Done)
-    }
-
     async fn finish_release(
         &mut self,
         epoch: i64,
@@ -547,16 +416,6 @@ impl ParkingSession for SqliteSession {
             let query = sqlx::query(AssertSqlSafe(&*self.sql.unpark));
             query.bind(ids.low).bind(ids.high).execute(&mut *tx).await?;
         }
-        tx.commit().await?;
-        Ok(Written::Done)
-    }
-
-    async fn resume_topic(&mut self, epoch: i64, topic: &str) -> Result<Written, Error> {
-        let Some(mut tx) = leading(&mut self.conn, &self.sql.renew, epoch).await? else {
-            return self.written(0, epoch, i64::MAX).await;
-        };
-        let query = sqlx::query(AssertSqlSafe(&*self.sql.resume_topic));
-        query.bind(topic).execute(&mut *tx).await?;
         tx.commit().await?;
         Ok(Written::Done)
     }
@@ -602,15 +461,7 @@ impl ParkingSession for SqliteSession {
         Ok(false)
     }
 
-    async fn resume_for_operator(
-        &mut self,
-        topic: &str,
-        key: Option<&[u8]>,
-    ) -> Result<bool, Error> {
-        let query = sqlx::query(AssertSqlSafe(&*self.sql.resume_for_operator));
-        let query = query.bind(topic).bind(key);
-        Ok(query.execute(&mut self.conn).await?.rows_affected() > 0)
-    }
+    same_parking_methods!();
 }
 
 fn outbox_row(row: &SqliteRow, topic: &mut Arc<str>) -> Result<Row, Error> {
