@@ -148,10 +148,9 @@ impl Driver {
 
     /// The happy path; the caller cleans up.
     fn run(&mut self, t: &Transaction, deadline: Instant) -> Result<(), (&'static str, Trigger)> {
-        self.call(deadline, |p, _| p.begin())
+        self.call(deadline, |p, _| p.begin(t.records.len()))
             .map_err(|t| (BEGIN, t))?;
         self.delivered = 0;
-        self.producer.expect(t.records.len());
         self.step(Step::Begun);
         // Until the coordinator has finished with the transaction before, it answers CONCURRENT_TRANSACTIONS. librdkafka
         // asks again after `retry.backoff.ms` for the offsets, but only after 20 ms for the records (rdkafka_txnmgr.c).

@@ -71,6 +71,11 @@ pub(crate) fn check_names(
     Ok(())
 }
 
+/// The epoch of whoever leads next: above every one that was written.
+pub(crate) fn next_epoch(mark: &Mark, checkpoint: Option<&Checkpoint>) -> i64 {
+    mark.epoch.max(checkpoint.map_or(0, |c| c.epoch)) + 1
+}
+
 /// The newer of both: larger seq, not larger number. A late-only batch moves the gaps and not the number.
 pub(crate) fn newer<'a>(
     mark: &'a Mark,

@@ -81,6 +81,29 @@ pub(crate) struct FirstLook {
     pub(crate) checkpoint: Option<Checkpoint>,
 }
 
+impl FirstLook {
+    /// The newer of checkpoint and mark; `None` = nothing was ever published.
+    fn chosen(&self) -> Option<&Checkpoint> {
+        identity::newer(&self.mark, self.checkpoint.as_ref())
+    }
+
+    /// The same position as the next one, written by `epoch`.
+    pub(crate) fn following(&self, server: &Server, epoch: i64) -> Checkpoint {
+        let chosen = self.chosen();
+        Checkpoint {
+            seq: chosen.map_or(0, |c| c.seq).max(self.mark.seq) + 1,
+            epoch,
+            source_id: self.mark.source_id,
+            system: server.system.clone(),
+            timeline: server.timeline,
+            position: chosen.map_or_else(Position::default, |c| c.position.clone()),
+            parked: chosen.map_or_else(Tally::default, |c| c.parked),
+            released: chosen.map_or_else(Gaps::default, |c| c.released.clone()),
+            incomplete: false,
+        }
+    }
+}
+
 /// Looks at everything before anybody is fenced: a relay that will have to stop must not stop its better first.
 pub(crate) async fn first_look<S: Session, L: Log>(
     config: &Config,
@@ -160,8 +183,7 @@ pub(crate) async fn wait_for_lease<S: Session, L: Log>(
         if free {
             let look = first_look(config, session, log, cluster_id).await?;
             if (look.mark.epoch, look.mark.renewal) == (seen.epoch, seen.renewal) {
-                let checkpoint_epoch = look.checkpoint.as_ref().map_or(0, |c| c.epoch);
-                let epoch = look.mark.epoch.max(checkpoint_epoch) + 1;
+                let epoch = identity::next_epoch(&look.mark, look.checkpoint.as_ref());
                 if session
                     .take(&look.mark, epoch, &config.source, owner)
                     .await?
@@ -274,7 +296,6 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
     if look.mark.epoch != epoch {
         return Err(Error::Deposed(look.mark.epoch));
     }
-    let chosen = identity::newer(&look.mark, look.checkpoint.as_ref());
     if look.checkpoint.is_none() && look.mark.seq > 0 {
         tracing::warn!(
             seq = look.mark.seq,
@@ -282,7 +303,7 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
              which may repeat what it lags behind"
         );
     }
-    if let Some(half_done) = chosen.filter(|c| !c.released.is_empty()) {
+    if let Some(half_done) = look.chosen().filter(|c| !c.released.is_empty()) {
         // G8: the rows were published, or dropped, with this checkpoint; without it they would be again.
         let mut session = session.lock().await;
         session
@@ -290,17 +311,9 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
             .await?
             .led()?;
     }
-    let position = chosen.map_or_else(Position::default, |c| c.position.clone());
     let claim = Checkpoint {
-        seq: chosen.map_or(0, |c| c.seq).max(look.mark.seq) + 1,
-        epoch,
-        source_id: look.mark.source_id,
-        system: reader.server().system.clone(),
-        timeline: reader.server().timeline,
-        position: position.clone(),
-        parked: chosen.map_or_else(Tally::default, |c| c.parked),
         released: Gaps::default(),
-        incomplete: false,
+        ..look.following(reader.server(), epoch)
     };
     let tainted = producer
         .publish(look.mark.source_epoch, &[], &claim, How::default())
@@ -314,7 +327,7 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
     // G2: whenever a position is loaded, its gaps take the holders of now.
     let holders = reader.probe().await?.holders;
     let limit = BASE_BYTES.saturating_sub(claim.head_bytes() + Tracker::RESERVE);
-    let tracker = Tracker::load(position, holders.clone(), limit);
+    let tracker = Tracker::load(claim.position.clone(), holders.clone(), limit);
     let tracker = if S::GAPLESS {
         tracker.gapless()
     } else {

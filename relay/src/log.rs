@@ -260,7 +260,6 @@ impl Producer for KafkaProducer {
         how: How,
     ) -> Result<Option<String>, NotPublished> {
         let (metadata, anchor) = self.encode(checkpoint);
-        let anchored = anchor.is_some();
         let transaction = Transaction {
             anchor,
             // G3: the position travels in the same transaction as the rows.
@@ -276,7 +275,7 @@ impl Producer for KafkaProducer {
             ..self.transaction(source_epoch, rows)
         };
         let committed = self.transact(rows, transaction).await?;
-        if let Some((partition, offset)) = committed.anchor.filter(|_| anchored) {
+        if let Some((partition, offset)) = committed.anchor {
             let gaps = checkpoint.position.gaps.clone();
             *self.base.lock().unwrap_or_else(PoisonError::into_inner) =
                 Some((format!("{partition}:{offset}"), gaps));

@@ -11,9 +11,8 @@ use oncebox_kafka::Stability;
 use crate::config::{Config, Database};
 use crate::error::{Error, Stop};
 use crate::identity;
-use crate::leader::{self, FirstLook};
+use crate::leader;
 use crate::log::{How, KafkaLog, Log, Producer as _};
-use crate::position::{Checkpoint, Gaps, Position, Tally};
 use crate::resume;
 use crate::session::{Deadline, Mark, PostgresSession, Rewrite, Session, SqliteSession, Written};
 
@@ -92,7 +91,8 @@ pub(crate) async fn rename_with<S: Session, L: Log>(
     let cluster_id = log.cluster_id().await?;
     let look = leader::first_look(config, &mut session, log, &cluster_id).await?;
     check_free(new, new_log, &look.mark).await?;
-    let target = target(&session, &look);
+    let epoch = identity::next_epoch(&look.mark, look.checkpoint.as_ref());
+    let target = look.following(session.server(), epoch);
     let mut plan = Plan {
         from: config.source.clone(),
         to: new.source.clone(),
@@ -104,18 +104,8 @@ pub(crate) async fn rename_with<S: Session, L: Log>(
         return Ok(plan);
     }
     let seen = resume::lease(config, &mut session).await?;
-    let epoch = target.epoch;
-    if !session
-        .take(&seen, epoch, &config.source, &leader::owner())
-        .await?
-    {
-        return Err(Error::Deposed(session.mark().await?.epoch));
-    }
-    // Whoever published under the old name is fenced, and its last transaction settled.
-    log.prepare().await?;
-    let old_producer = log.open().await?;
-    let checkpoint = log.checkpoint(Stability::Stable).await?;
-    let mark = session.mark().await?;
+    let (old_producer, checkpoint, mark) =
+        resume::fence(config, &mut session, log, &seen, epoch).await?;
     identity::check_names(
         config,
         session.server(),
@@ -124,10 +114,8 @@ pub(crate) async fn rename_with<S: Session, L: Log>(
         checkpoint.as_ref(),
     )?;
     let look = leader::check_rows(&mut session, mark, checkpoint).await?;
-    let target = Checkpoint {
-        epoch: epoch + 1,
-        ..self::target(&session, &look)
-    };
+    // The next start finishes a half-done release: its ids are named still.
+    let target = look.following(session.server(), epoch + 1);
     // The checkpoint of the new name first: until the mark has the name, nobody reads it.
     let producer = new_log.open().await?;
     producer
@@ -158,23 +146,5 @@ async fn check_free<L: Log>(new: &Config, log: &L, mark: &Mark) -> Result<(), Er
         }
         .into()),
         _ => Ok(()),
-    }
-}
-
-/// The newer of checkpoint and mark, as the next position.
-fn target<S: Session>(session: &S, look: &FirstLook) -> Checkpoint {
-    let chosen = identity::newer(&look.mark, look.checkpoint.as_ref());
-    let checkpoint_epoch = look.checkpoint.as_ref().map_or(0, |c| c.epoch);
-    Checkpoint {
-        seq: chosen.map_or(0, |c| c.seq).max(look.mark.seq) + 1,
-        epoch: look.mark.epoch.max(checkpoint_epoch) + 1,
-        source_id: look.mark.source_id,
-        system: session.server().system.clone(),
-        timeline: session.server().timeline,
-        position: chosen.map_or_else(Position::default, |c| c.position.clone()),
-        parked: chosen.map_or_else(Tally::default, |c| c.parked),
-        // The next start finishes a half-done release.
-        released: chosen.map_or_else(Gaps::default, |c| c.released.clone()),
-        incomplete: false,
     }
 }

@@ -121,7 +121,7 @@ pub(crate) async fn plan_with<S: Session, L: Log>(
     let checkpoint = log.checkpoint(Stability::Any).await?;
     let mark = session.mark().await?;
     check(config, &session, &mark, checkpoint.as_ref())?;
-    let epoch = next_epoch(&mark, checkpoint.as_ref());
+    let epoch = identity::next_epoch(&mark, checkpoint.as_ref());
     choose(&mut session, from, &mark, checkpoint, epoch).await
 }
 
@@ -135,21 +135,11 @@ pub(crate) async fn apply_with<S: Session, L: Log>(
     let seen = lease(config, &mut session).await?;
     let first = log.checkpoint(Stability::Any).await?;
     check(config, &session, &seen, first.as_ref())?;
-    let epoch = next_epoch(&seen, first.as_ref());
+    let epoch = identity::next_epoch(&seen, first.as_ref());
     // A choice that is refused is refused before anybody is fenced.
     choose(&mut session, from, &seen, first, epoch).await?;
-    // Whoever led is fenced before anything is written.
-    if !session
-        .take(&seen, epoch, &config.source, &leader::owner())
-        .await?
-    {
-        return Err(Error::Deposed(session.mark().await?.epoch));
-    }
-    log.prepare().await?;
-    let producer = log.open().await?;
-    let checkpoint = log.checkpoint(Stability::Stable).await?;
-    let mark = session.mark().await?;
-    let epoch_after = next_epoch(&mark, checkpoint.as_ref());
+    let (producer, checkpoint, mark) = fence(config, &mut session, log, &seen, epoch).await?;
+    let epoch_after = identity::next_epoch(&mark, checkpoint.as_ref());
     let mut plan = choose(&mut session, from, &mark, checkpoint, epoch_after).await?;
     let rewrite = Rewrite {
         checkpoint: plan.target.clone(),
@@ -167,6 +157,24 @@ pub(crate) async fn apply_with<S: Session, L: Log>(
         .await?;
     producer.close().await;
     Ok(plan)
+}
+
+/// Takes the lease and fences whoever published under this name, before anything is written; then reads where it ended.
+pub(crate) async fn fence<S: Session, L: Log>(
+    config: &Config,
+    session: &mut S,
+    log: &L,
+    seen: &Mark,
+    epoch: i64,
+) -> Result<(L::Producer, Option<Checkpoint>, Mark), Error> {
+    let owner = leader::owner();
+    if !session.take(seen, epoch, &config.source, &owner).await? {
+        return Err(Error::Deposed(session.mark().await?.epoch));
+    }
+    log.prepare().await?;
+    let producer = log.open().await?;
+    let checkpoint = log.checkpoint(Stability::Stable).await?;
+    Ok((producer, checkpoint, session.mark().await?))
 }
 
 /// Waits as long as a lease lasts; a relay that still renews has to be stopped first.
@@ -194,10 +202,6 @@ fn check<S: Session>(
 ) -> Result<(), Error> {
     identity::check_source(config, mark)?;
     identity::check_timeline(session.server(), checkpoint)
-}
-
-fn next_epoch(mark: &Mark, checkpoint: Option<&Checkpoint>) -> i64 {
-    mark.epoch.max(checkpoint.map_or(0, |c| c.epoch)) + 1
 }
 
 async fn choose<S: Session>(

@@ -170,12 +170,10 @@ impl Settings {
     /// # Errors
     /// Database, source or broker is missing, or the database URL does not parse.
     pub fn relay(&self) -> Result<oncebox_relay::Config, ConfigError> {
-        let database = oncebox_relay::Database::parse(self.database_url()?.expose())
-            .map_err(|e| ConfigError::Value(e.to_string()))?;
-        let mut config =
-            oncebox_relay::Config::new(self.source()?.as_str(), database, self.kafka()?);
+        let mut config = self.relay_database()?;
+        config.source = self.source()?.as_str().to_owned();
+        config.kafka = self.kafka()?;
         let relay = &self.relay;
-        config.names = self.names()?;
         config.lease = relay.lease;
         config.retention = relay.retention;
         config.max_batch_rows = relay.max_batch_rows;

@@ -125,10 +125,10 @@ impl Producer {
         }
     }
 
-    /// Opens a transaction; local.
-    pub(crate) fn begin(&mut self) -> Result<(), CallError> {
+    /// Opens a transaction of so many records; local.
+    pub(crate) fn begin(&mut self, records: usize) -> Result<(), CallError> {
         self.tap().reset();
-        self.client.shared().acks.reset();
+        self.client.shared().acks.reset(records);
         // SAFETY: as in `init`.
         unsafe { take_error(rdsys::rd_kafka_begin_transaction(self.client.rk())) }
     }
@@ -291,13 +291,6 @@ impl Producer {
         )
     }
 
-    /// The transaction that was begun will have so many records.
-    pub(crate) fn expect(&self, records: usize) {
-        let mut which = lock(&self.client.shared().acks.which);
-        which.clear();
-        which.resize(records, false);
-    }
-
     /// Where the record whose index is that of no record was written.
     pub(crate) fn anchor(&self) -> Option<(i32, i64)> {
         *lock(&self.client.shared().acks.anchor)
@@ -400,11 +393,12 @@ impl Drop for HeaderList {
 }
 
 impl Acks {
-    fn reset(&self) {
+    fn reset(&self, records: usize) {
         self.delivered.store(0, Ordering::Relaxed);
         self.failed.store(0, Ordering::Relaxed);
         lock(&self.failures).clear();
         *lock(&self.anchor) = None;
+        *lock(&self.which) = vec![false; records];
     }
 }
 

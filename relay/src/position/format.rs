@@ -181,50 +181,41 @@ fn decode(text: &str) -> Result<Stored, FormatError> {
     if format != FORMAT {
         return Err(FormatError::Unknown(format.to_owned()));
     }
-    let mut get = |name: &'static str| {
-        words
-            .next()
-            .and_then(|word| word.split_once('='))
-            .and_then(|(key, value)| (key == name).then_some(value))
-            .ok_or(FormatError::Field(name))
-    };
-    let seq = number(get("seq")?, "seq")?;
-    let epoch = number(get("epoch")?, "epoch")?;
-    let source_id = Uuid::try_parse(get("src")?).map_err(|_| FormatError::Field("src"))?;
-    let system = get("sys")?.to_owned();
-    let timeline = get("tl")?.parse().map_err(|_| FormatError::Field("tl"))?;
-    let high = number(get("high")?, "high")?;
+    let seq = number(field(&mut words, "seq")?, "seq")?;
+    let epoch = number(field(&mut words, "epoch")?, "epoch")?;
+    let source_id =
+        Uuid::try_parse(field(&mut words, "src")?).map_err(|_| FormatError::Field("src"))?;
+    let system = field(&mut words, "sys")?.to_owned();
+    let timeline = field(&mut words, "tl")?
+        .parse()
+        .map_err(|_| FormatError::Field("tl"))?;
+    let high = number(field(&mut words, "high")?, "high")?;
     let high_message_id = if high == 0 {
         None
     } else {
-        Some(Uuid::try_parse(get("msg")?).map_err(|_| FormatError::Field("msg"))?)
+        Some(Uuid::try_parse(field(&mut words, "msg")?).map_err(|_| FormatError::Field("msg"))?)
     };
-    let settled = tally(get("n")?, get("fp")?).ok_or(FormatError::Field("n"))?;
-    let parked = tally(get("pn")?, get("pfp")?).ok_or(FormatError::Field("pn"))?;
-    let released = decode_intervals(get("rel")?).ok_or(FormatError::Field("rel"))?;
-    let base = match words.clone().next() {
-        Some(word) if word.starts_with("base=") => {
-            let place = words
-                .next()
-                .and_then(|word| word["base=".len()..].split_once(':'));
-            let place = place.and_then(|(p, o)| Some((p.parse().ok()?, o.parse().ok()?)));
-            let closed = words
-                .next()
-                .and_then(|word| decode_intervals(word.strip_prefix("closed=")?));
-            let ((partition, offset), closed) =
-                place.zip(closed).ok_or(FormatError::Field("base"))?;
-            Some(Base {
-                partition,
-                offset,
-                closed,
-            })
-        }
-        _ => None,
+    let settled =
+        tally(field(&mut words, "n")?, field(&mut words, "fp")?).ok_or(FormatError::Field("n"))?;
+    let parked = tally(field(&mut words, "pn")?, field(&mut words, "pfp")?)
+        .ok_or(FormatError::Field("pn"))?;
+    let released = decode_intervals(field(&mut words, "rel")?).ok_or(FormatError::Field("rel"))?;
+    let rest = words.clone().next().unwrap_or_default();
+    let base = if rest.starts_with("base=") {
+        let damaged = || FormatError::Field("base");
+        let (partition, offset) = field(&mut words, "base")?
+            .split_once(':')
+            .ok_or_else(damaged)?;
+        let closed = field(&mut words, "closed").ok().and_then(decode_intervals);
+        Some(Base {
+            partition: partition.parse().map_err(|_| damaged())?,
+            offset: offset.parse().map_err(|_| damaged())?,
+            closed: closed.ok_or_else(damaged)?,
+        })
+    } else {
+        None
     };
-    let gaps = words
-        .next()
-        .and_then(|word| decode_intervals(word.strip_prefix("gaps=")?));
-    let gaps = gaps.ok_or(FormatError::Field("gaps"))?;
+    let gaps = decode_intervals(field(&mut words, "gaps")?).ok_or(FormatError::Field("gaps"))?;
     let inside = gaps.intervals().last().is_none_or(|g| g.high < high);
     if words.next().is_some() || !inside || seq < 0 || high < 0 {
         return Err(FormatError::Field("gaps"));
@@ -247,6 +238,18 @@ fn decode(text: &str) -> Result<Stored, FormatError> {
         incomplete: false,
     };
     Ok(Stored { head, base })
+}
+
+/// The value of the next word, which must have this name.
+fn field<'a>(
+    words: &mut std::str::Split<'a, char>,
+    name: &'static str,
+) -> Result<&'a str, FormatError> {
+    let word = words.next().and_then(|word| word.split_once('='));
+    let named = word.filter(|(key, _)| *key == name);
+    named
+        .map(|(_, value)| value)
+        .ok_or(FormatError::Field(name))
 }
 
 fn number(text: &str, name: &'static str) -> Result<i64, FormatError> {
