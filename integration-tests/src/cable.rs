@@ -1,4 +1,4 @@
-//! A TCP proxy that understands nothing: the network between a process and its database, which can freeze or break.
+//! A TCP proxy that understands nothing: the network between a process and its database, which can freeze, break or lead elsewhere.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 /// What the network does; the number counts the breaks.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct State {
+    target: SocketAddr,
     frozen: bool,
     breaks: usize,
 }
@@ -35,10 +36,14 @@ impl Cable {
     pub async fn start(target: SocketAddr) -> Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let (state, seen) = watch::channel(State::default());
+        let (state, seen) = watch::channel(State {
+            target,
+            frozen: false,
+            breaks: 0,
+        });
         let mut connections = JoinSet::new();
         let open = Open::default();
-        connections.spawn(accept(listener, target, seen, open.clone()));
+        connections.spawn(accept(listener, seen, open.clone()));
         Ok(Self {
             address,
             state,
@@ -61,6 +66,11 @@ impl Cable {
     /// What waited arrives.
     pub fn thaw(&self) {
         self.state.send_modify(|state| state.frozen = false);
+    }
+
+    /// New connections go to another server, as after a failover behind a virtual address; open ones stay.
+    pub fn redirect(&self, target: SocketAddr) {
+        self.state.send_modify(|state| state.target = target);
     }
 
     /// Every connection ends; new ones are accepted. Returns how many there were.
@@ -95,18 +105,14 @@ impl Drop for Guard {
     }
 }
 
-async fn accept(
-    listener: TcpListener,
-    target: SocketAddr,
-    state: watch::Receiver<State>,
-    open: Open,
-) {
+async fn accept(listener: TcpListener, state: watch::Receiver<State>, open: Open) {
     // Dropped with this task, and all connections with it.
     let mut connections = JoinSet::new();
     while let Ok((near, _)) = listener.accept().await {
         let (state, guard) = (state.clone(), open.guard());
         connections.spawn(async move {
             let _open = guard;
+            let target = state.borrow().target;
             if let Ok(far) = TcpStream::connect(target).await {
                 connect(near, far, state).await;
             }
@@ -188,5 +194,10 @@ mod tests {
         client.write_all(b"ok").await.unwrap();
         client.read_exact(&mut answer).await.unwrap();
         assert_eq!(&answer, b"ok");
+
+        let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        cable.redirect(other.local_addr().unwrap());
+        let _client = TcpStream::connect(cable.address()).await.unwrap();
+        other.accept().await.unwrap();
     }
 }

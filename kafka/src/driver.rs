@@ -20,6 +20,10 @@ use crate::transact_error::{Cause, Failure, Outcome, Refused, TransactError};
 const SLICE: Duration = Duration::from_secs(1);
 /// How long an abort may take before the producer is given up instead.
 pub(crate) const ABORT: Duration = Duration::from_secs(10);
+/// The longest wait inside one call of an abort. librdkafka throws away what is queued when the call begins and then waits for
+/// the rest; what a broker thread puts back into the queue after that, because it was to be sent again, would be waited for
+/// until it is too old. The next call throws it away.
+const PURGE_AGAIN: Duration = Duration::from_millis(200);
 /// Records between two looks at delivery reports and clock.
 const STRIDE: usize = 256;
 /// A transaction with at most so many records is produced before the coordinator has finished with the one before.
@@ -166,9 +170,7 @@ impl Driver {
             .map_err(|t| ("wait for acknowledgements", t))?;
         self.step(Step::Acked);
         if t.rehearsal {
-            let deadline = Instant::now() + ABORT.min(self.options.transaction_timeout);
-            let aborted = self.call(deadline, |p, timeout| p.abort(timeout));
-            return aborted.map_err(|t| ("abort", t));
+            return self.call_abort().map_err(|t| ("abort", t));
         }
         if !offsets_first {
             self.send_offsets(offsets, deadline)?;
@@ -390,9 +392,13 @@ impl Driver {
         error
     }
 
-    fn abort(&mut self) -> bool {
+    fn call_abort(&mut self) -> Result<(), Trigger> {
         let deadline = Instant::now() + ABORT.min(self.options.transaction_timeout);
-        match self.call(deadline, |p, timeout| p.abort(timeout)) {
+        self.call(deadline, |p, timeout| p.abort(timeout.min(PURGE_AGAIN)))
+    }
+
+    fn abort(&mut self) -> bool {
+        match self.call_abort() {
             Ok(()) => true,
             Err(Trigger::Call(error, _)) => {
                 tracing::warn!(

@@ -79,6 +79,15 @@ impl Verdict {
         self.violations.is_empty()
     }
 
+    /// Adds the verdict on another history.
+    pub fn add(&mut self, other: Self) {
+        self.committed += other.committed;
+        self.published += other.published;
+        self.effects += other.effects;
+        self.keys += other.keys;
+        self.violations.extend(other.violations);
+    }
+
     /// How many violations have this name ([`Violation::name`]).
     #[must_use]
     pub fn count(&self, name: &str) -> usize {

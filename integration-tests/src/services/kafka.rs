@@ -9,6 +9,8 @@ use rdkafka::admin::{
 };
 use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
+use rdkafka::metadata::Metadata;
 
 use super::choice::{self, Runner};
 use super::container::{self, Container, Spec};
@@ -264,6 +266,54 @@ impl Kafka {
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
+        })
+        .await?
+    }
+
+    /// The broker, counted from 0, that leads this partition now; `None` = no leader.
+    ///
+    /// # Errors
+    /// The cluster does not answer, or does not know the partition.
+    pub async fn leader(&self, topic: &str, partition: i32) -> Result<Option<usize>> {
+        let name = topic.to_owned();
+        let leader = self.metadata(Some(topic), move |metadata| {
+            let topic = metadata.topics().iter().find(|t| t.name() == name)?;
+            let found = topic.partitions().iter().find(|p| p.id() == partition)?;
+            Some(found.leader())
+        });
+        let id = leader.await?.context("no such partition")?;
+        Ok(usize::try_from(id).ok().and_then(|id| id.checked_sub(1)))
+    }
+
+    /// Waits until every partition of every topic is on all its brokers.
+    ///
+    /// # Errors
+    /// Not within three minutes.
+    pub async fn in_sync(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let complete = |metadata: &Metadata| {
+            let mut partitions = metadata.topics().iter().flat_map(|t| t.partitions());
+            partitions.all(|p| p.isr().len() == p.replicas().len())
+        };
+        while !matches!(self.metadata(None, complete).await, Ok(true)) {
+            if Instant::now() > deadline {
+                bail!("some replicas do not catch up");
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        Ok(())
+    }
+
+    async fn metadata<T: Send + 'static>(
+        &self,
+        topic: Option<&str>,
+        read: impl FnOnce(&Metadata) -> T + Send + 'static,
+    ) -> Result<T> {
+        let (config, topic) = (self.client(), topic.map(str::to_owned));
+        tokio::task::spawn_blocking(move || {
+            let client: BaseConsumer = config.create()?;
+            let patience = Duration::from_secs(5);
+            Ok(read(&client.fetch_metadata(topic.as_deref(), patience)?))
         })
         .await?
     }

@@ -1,5 +1,6 @@
 //! PostgreSQL for tests: the shared server and private ones.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -38,6 +39,9 @@ pub struct PostgresOptions {
     pub settings: Vec<(String, String)>,
     /// Certificate chain and private key in PEM: sessions with TLS are possible. Local processes only.
     pub tls: Option<(String, String)>,
+    /// Bytes of the file system that holds the data: [`Postgres::fill_disk`]. Local processes of root only. Defaults to the
+    /// machine's own.
+    pub disk: Option<u64>,
 }
 
 /// A PostgreSQL server. Dropped = stopped and removed, unless it came from the environment.
@@ -45,6 +49,10 @@ pub struct PostgresOptions {
 pub struct Postgres {
     url: String,
     node: Option<Node>,
+    /// As it was started with.
+    settings: Vec<(String, String)>,
+    /// Takes the place on a small file system.
+    filler: Option<PathBuf>,
     // after the node: its directory goes last
     _scratch: Option<Scratch>,
 }
@@ -58,9 +66,20 @@ impl Postgres {
         let runner = Runner::choose().await;
         let scratch = Scratch::new()?;
         let port = ports::free(1)?[0];
+        let mut filler = None;
         let node = match runner {
+            Runner::Containers if options.disk.is_some() => {
+                bail!("only a local PostgreSQL can have a small disk")
+            }
             Runner::Local => {
                 let programs = programs()?;
+                if let Some(bytes) = options.disk {
+                    let data = scratch.mount_data(bytes)?;
+                    if let Some((uid, gid)) = unprivileged()? {
+                        std::os::unix::fs::chown(&data, Some(uid), Some(gid))?;
+                    }
+                    filler = Some(data.join("filler"));
+                }
                 initdb(&programs, &scratch).await?;
                 Node::Process(local(&programs, &scratch, port, &options)?)
             }
@@ -70,6 +89,8 @@ impl Postgres {
         let postgres = Self {
             url,
             node: Some(node),
+            settings: options.settings,
+            filler,
             _scratch: Some(scratch),
         };
         postgres.wait_ready().await?;
@@ -95,10 +116,16 @@ impl Postgres {
         copy.args(["-R", "-c", "fast", "-X", "stream", "-d", &self.url, "-D"]);
         copy.arg(scratch.dir().join("data"));
         run(copy, &scratch).await?;
-        let process = local(&programs, &scratch, port, &PostgresOptions::default())?;
+        let options = PostgresOptions {
+            settings: self.settings.clone(),
+            ..PostgresOptions::default()
+        };
+        let process = local(&programs, &scratch, port, &options)?;
         let standby = Self {
             url: format!("postgres://postgres@127.0.0.1:{port}/postgres"),
             node: Some(Node::Process(process)),
+            settings: options.settings,
+            filler: None,
             _scratch: Some(scratch),
         };
         standby.wait_ready().await?;
@@ -182,6 +209,8 @@ impl Postgres {
             let postgres = Self {
                 url,
                 node: None,
+                settings: Vec::new(),
+                filler: None,
                 _scratch: None,
             };
             postgres.wait_ready().await?;
@@ -219,6 +248,46 @@ impl Postgres {
     /// It did not come up.
     pub async fn start_again(&self) -> Result<()> {
         self.node()?.start_again().await?;
+        self.wait_ready().await
+    }
+
+    /// Takes all the place that is left on its disk ([`PostgresOptions::disk`]).
+    ///
+    /// # Errors
+    /// It has no disk of its own.
+    pub async fn fill_disk(&self) -> Result<()> {
+        let file = self.filler.clone().context("no disk of its own to fill")?;
+        tokio::task::spawn_blocking(move || {
+            let mut file = std::fs::File::create(file)?;
+            for size in [1 << 20, 1 << 10] {
+                let zeros = vec![0; size];
+                loop {
+                    match file.write_all(&zeros) {
+                        Ok(()) => {}
+                        Err(full) if full.kind() == std::io::ErrorKind::StorageFull => break,
+                        Err(other) => return Err(other.into()),
+                    }
+                }
+            }
+            Ok(())
+        })
+        .await?
+    }
+
+    /// Gives the place back and waits until the server answers: it may have crashed for want of place.
+    ///
+    /// # Errors
+    /// It has no disk of its own, or does not come up.
+    pub async fn free_disk(&self) -> Result<()> {
+        std::fs::remove_file(self.filler.as_ref().context("no disk of its own")?)?;
+        // A crashed server either restarts by itself, or fails to and ends.
+        for _ in 0..20 {
+            if self.node()?.check_alive().await.is_err() {
+                self.node()?.start_again().await?;
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
         self.wait_ready().await
     }
 

@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 /// What the watchdog runs. `$1` = the directory. A `*.pid` file holds `<signal> <process group>`; a file `containers`
 /// holds the label of the containers that belong to the directory.
@@ -36,7 +36,11 @@ for group in $groups; do
     done
     kill -s KILL -- "-$group"
 done
-cd / && rm -rf "$1"
+cd /
+if [ -e "$1/mounted" ]; then
+    umount "$1/data"
+fi
+rm -rf "$1"
 "#;
 
 /// A private directory with a watchdog.
@@ -70,6 +74,27 @@ impl Scratch {
     /// The directory.
     pub(crate) fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// Mounts a file system of so many bytes, in memory, as the directory `data`.
+    ///
+    /// # Errors
+    /// Only root may mount.
+    pub(crate) fn mount_data(&self, bytes: u64) -> Result<PathBuf> {
+        let data = self.dir.join("data");
+        std::fs::create_dir(&data)?;
+        // Noted before: to unmount what is not mounted does nothing.
+        std::fs::write(self.dir.join("mounted"), "")?;
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={bytes},mode=700")])
+            .args(["oncebox-test"])
+            .arg(&data)
+            .status()
+            .context("cannot run `mount`")?;
+        if !mounted.success() {
+            bail!("cannot mount a small file system: that takes root, with the right to mount");
+        }
+        Ok(data)
     }
 
     /// The label (`name`, `value`) that every container of this directory must carry. Noted before the first container

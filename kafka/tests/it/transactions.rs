@@ -76,6 +76,53 @@ async fn a_second_producer_with_the_same_id_fences_the_first() {
     );
 }
 
+/// After a refused batch the numbers of the partition have a hole, and the next transaction is refused as out of order: the
+/// client then bumps its epoch within the abort.
+#[tokio::test]
+async fn a_producer_goes_on_after_many_refused_batches() {
+    let Some(config) = kafka() else { return };
+    let topic = unique("refused");
+    let spec = TopicSpec::new(4).set("max.message.bytes", "20000");
+    ensure_topic(&config, &topic, &spec).await.unwrap();
+    let options = ProducerOptions {
+        transaction_timeout: Duration::from_secs(4),
+        ..ProducerOptions::default()
+    };
+    let producer = TransactionalProducer::open(&config, &unique("oncebox.refused"), options)
+        .await
+        .unwrap();
+    let keys = ["a", "b", "c", "d", "e", "f", "g"];
+    // What no compression makes small.
+    let mut state = 1_u32;
+    let large: Vec<u8> = std::iter::repeat_with(|| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state.to_be_bytes()[0]
+    })
+    .take(60_000)
+    .collect();
+    let batch = |with_large: bool, n: usize| {
+        let mut records: Vec<_> = (0..n)
+            .map(|i| record(&topic, keys[i % keys.len()], b"small"))
+            .collect();
+        if with_large {
+            records.insert(n / 2, record(&topic, keys[n % keys.len()], &large));
+        }
+        Transaction {
+            records,
+            rehearsal: n % 3 == 0,
+            ..Transaction::default()
+        }
+    };
+    for round in 0..25 {
+        for (with_large, n) in [(true, 40 + round), (false, 13 + round)] {
+            if let Err(error) = producer.transact(batch(with_large, n)).await {
+                assert!(!error.needs_rebuild(), "round {round}: {error}");
+            }
+        }
+    }
+    producer.close().await;
+}
+
 #[tokio::test]
 async fn the_checkpoint_travels_with_the_records() {
     let Some(config) = kafka() else { return };

@@ -34,10 +34,10 @@ pub(crate) struct Options {
     kill_at: Option<String>,
 }
 
-/// No unique index: a second effect has to show.
+/// No unique index on the message: a second effect has to show.
 pub(crate) async fn create_table(database: &Database) -> Result<()> {
     let mut conn = PgConnection::connect_with(&database.options()).await?;
-    sqlx::query("CREATE TABLE effects (n bigserial, id uuid NOT NULL, key text NOT NULL, number bigint NOT NULL)")
+    sqlx::query("CREATE TABLE effects (n bigserial PRIMARY KEY, id uuid NOT NULL, key text NOT NULL, number bigint NOT NULL)")
         .execute(&mut conn)
         .await?;
     Ok(())
@@ -85,8 +85,8 @@ pub(crate) async fn process(options: Options) -> Result<std::process::ExitCode> 
                 let bytes = bytes.ok_or_else(|| HandlerError::fatal("a part is missing"))?;
                 String::from_utf8(bytes.to_vec()).map_err(HandlerError::fatal)
             };
-            let number = text(delivery.payload.as_deref())?;
-            let number: i64 = number.parse().map_err(HandlerError::fatal)?;
+            let payload = text(delivery.payload.as_deref())?;
+            let number = workload::number(&payload).map_err(HandlerError::fatal)?;
             sqlx::query("INSERT INTO effects (id, key, number) VALUES ($1, $2, $3)")
                 .bind(delivery.message_id)
                 .bind(text(delivery.key.as_deref())?)

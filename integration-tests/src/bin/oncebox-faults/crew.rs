@@ -89,15 +89,18 @@ impl Crew {
         Ok(())
     }
 
-    /// Arms all: gives them these arguments for their next start, ends those that live, and waits until one of the
-    /// new ones has killed itself. Whether one did.
-    pub(crate) async fn run_armed(&mut self, more: &[String], patience: Duration) -> bool {
+    /// Arms all: gives them these arguments for their next start and ends those that live.
+    pub(crate) fn arm(&self, more: &[String]) {
         for slot in &self.slots {
             *lock(&slot.next) = more.to_vec();
         }
         for pid in self.pids() {
             signal(pid, "TERM");
         }
+    }
+
+    /// Waits until one of those that were armed has killed itself, and starts all without arms. Whether one did.
+    pub(crate) async fn one_died(&self, patience: Duration) -> bool {
         let has_died = |slot: &Slot| matches!(*slot.ended.borrow(), Some((true, status)) if status.signal() == Some(9));
         let deadline = Instant::now() + patience;
         let mut died = false;
@@ -115,6 +118,12 @@ impl Crew {
         died
     }
 
+    /// [`Crew::arm`] and [`Crew::one_died`].
+    pub(crate) async fn run_armed(&self, more: &[String], patience: Duration) -> bool {
+        self.arm(more);
+        self.one_died(patience).await
+    }
+
     /// Ends all.
     pub(crate) async fn finish(mut self) -> Result<()> {
         self.check().await?;
@@ -129,12 +138,20 @@ impl Crew {
 /// Lets a relay with these arguments publish everything that is visible.
 pub(crate) async fn until_empty(mut arguments: Vec<String>, log: &std::path::Path) -> Result<()> {
     arguments.push("--until-empty".into());
-    let mut relay = spawn(&arguments, log)?;
-    let status = tokio::time::timeout(Duration::from_secs(120), relay.wait())
+    run(&arguments, log).await
+}
+
+/// Runs a command of this program to its end.
+///
+/// # Errors
+/// It does not end, or not with success; the text has its status.
+pub(crate) async fn run(arguments: &[String], log: &std::path::Path) -> Result<()> {
+    let mut process = spawn(arguments, log)?;
+    let status = tokio::time::timeout(Duration::from_secs(120), process.wait())
         .await
-        .context("the last relay does not come to an end")??;
+        .with_context(|| format!("{arguments:?} does not come to an end"))??;
     if !status.success() {
-        bail!("the last relay ended with {status}; {}", log_end(log));
+        bail!("{arguments:?} ended with {status}; {}", log_end(log));
     }
     Ok(())
 }

@@ -1,191 +1,55 @@
 //! The faults. Each proves that it hit, or it does not count.
 
-use std::fmt;
-use std::time::Duration;
+mod brokers;
+mod databases;
+mod parking;
 
-use anyhow::{Context as _, Result};
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
 use oncebox_integration_tests::cable::Cable;
-use oncebox_integration_tests::proxy::{Proxy, Rule, api};
-use oncebox_integration_tests::services::{Database, Kafka, Postgres};
-use oncebox_relay::Step;
+use oncebox_integration_tests::proxy::Rule;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom as _;
-use sqlx::{Connection as _, PgConnection};
 
-use crate::crew::{Crew, signal};
+use crate::crew::signal;
+use crate::kind::Kind;
+use crate::scene::Scene;
+
+use brokers::Down;
 
 /// How long a fault may take to hit.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// A kind of fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    /// SIGKILL, by the relay itself, at a named step.
-    KillAt(Step),
-    /// SIGKILL at any time, to the leader.
-    Kill,
-    /// SIGTERM to the leader: it gives the lease back.
-    Stop,
-    /// SIGSTOP of the leader for longer than its lease, then SIGCONT.
-    Pause,
-    /// The answer to a request is lost with its connection: the broker has done it.
-    LostAnswer(i16),
-    /// The request is lost with its connection: it never happened.
-    LostRequest(i16),
-    /// The answer comes late.
-    SlowAnswer(i16),
-    /// The broker gets the request twice.
-    DoubleRequest(i16),
-    /// The request arrives when the relay has long given it up.
-    LateRequest(i16),
-    /// Every connection to Kafka is cut.
-    CutKafka,
-    /// The broker is frozen and goes on.
-    PauseBroker,
-    /// The broker is killed and started again.
-    KillBroker,
-    /// Every session of the database is ended by the server, those of the writers too.
-    CutDatabase,
-    /// The network between the relays and their database is frozen for a while.
-    FreezeCable,
-    /// The network between the leader and its database is frozen until another leads.
-    FreezeLeader,
-    /// The network between the relays and their database breaks.
-    CutCable,
-    /// The server of both databases is stopped in an orderly way and started again.
-    RestartDatabase,
-    /// The server of both databases crashes and recovers.
-    CrashDatabase,
-    /// SIGKILL, by the consumer itself, at a named step.
-    ConsumerKillAt(&'static str),
-    /// SIGKILL at any time, to a consumer.
-    ConsumerKill,
-    /// SIGTERM to a consumer.
-    ConsumerStop,
-    /// SIGSTOP of a consumer, now shorter and now longer than its session, then SIGCONT.
-    ConsumerPause,
-    /// The answer to a consumer's request is lost with its connection.
-    ConsumerLostAnswer(i16),
-    /// A consumer's request is lost with its connection.
-    ConsumerLostRequest(i16),
-    /// Every session of the consumer's database is ended by the server.
-    CutInventory,
-}
-
-/// Where consumers kill themselves.
-const CONSUMER_STEPS: [&str; 7] = [
-    "owned",
-    "received",
-    "marked",
-    "handled",
-    "before-commit",
-    "committed",
-    "offset-stored",
-];
-
-const WATCHED: [i16; 5] = [
-    api::PRODUCE,
-    api::ADD_PARTITIONS_TO_TXN,
-    api::ADD_OFFSETS_TO_TXN,
-    api::TXN_OFFSET_COMMIT,
-    api::END_TXN,
-];
-
-impl Kind {
-    /// Every kind.
-    pub(crate) fn all() -> Vec<Self> {
-        let mut kinds: Vec<_> = Step::LOOP.into_iter().map(Self::KillAt).collect();
-        kinds.extend([
-            Self::Kill,
-            Self::Stop,
-            Self::Pause,
-            Self::CutKafka,
-            Self::CutDatabase,
-        ]);
-        let requests: [fn(i16) -> Self; 5] = [
-            Self::LostAnswer,
-            Self::LostRequest,
-            Self::SlowAnswer,
-            Self::DoubleRequest,
-            Self::LateRequest,
-        ];
-        for kind in requests {
-            kinds.extend(WATCHED.map(kind));
-        }
-        kinds.extend([Self::FreezeCable, Self::FreezeLeader, Self::CutCable]);
-        kinds.extend([Self::PauseBroker, Self::KillBroker]);
-        kinds.extend([Self::RestartDatabase, Self::CrashDatabase]);
-        kinds.extend(CONSUMER_STEPS.map(Self::ConsumerKillAt));
-        kinds.extend([Self::ConsumerKill, Self::ConsumerStop, Self::ConsumerPause]);
-        kinds.extend([api::FETCH, api::OFFSET_COMMIT].map(Self::ConsumerLostAnswer));
-        kinds.extend([api::FETCH, api::OFFSET_COMMIT].map(Self::ConsumerLostRequest));
-        kinds.push(Self::CutInventory);
-        kinds
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let request = |key: &i16| match *key {
-            api::PRODUCE => "produce",
-            api::ADD_PARTITIONS_TO_TXN => "add-partitions",
-            api::ADD_OFFSETS_TO_TXN => "add-offsets",
-            api::TXN_OFFSET_COMMIT | api::OFFSET_COMMIT => "offset-commit",
-            api::FETCH => "fetch",
-            _ => "end-txn",
-        };
-        match self {
-            Self::KillAt(step) => write!(f, "kill-at-{step}"),
-            Self::Kill => f.write_str("kill"),
-            Self::Pause => f.write_str("pause"),
-            Self::LostAnswer(key) => write!(f, "lost-answer-{}", request(key)),
-            Self::LostRequest(key) => write!(f, "lost-request-{}", request(key)),
-            Self::SlowAnswer(key) => write!(f, "slow-answer-{}", request(key)),
-            Self::DoubleRequest(key) => write!(f, "double-request-{}", request(key)),
-            Self::LateRequest(key) => write!(f, "late-request-{}", request(key)),
-            Self::CutKafka => f.write_str("cut-kafka"),
-            Self::PauseBroker => f.write_str("pause-broker"),
-            Self::KillBroker => f.write_str("kill-broker"),
-            Self::CutDatabase => f.write_str("cut-database"),
-            Self::FreezeCable => f.write_str("freeze-cable"),
-            Self::FreezeLeader => f.write_str("freeze-leader"),
-            Self::CutCable => f.write_str("cut-cable"),
-            Self::RestartDatabase => f.write_str("restart-database"),
-            Self::CrashDatabase => f.write_str("crash-database"),
-            Self::Stop => f.write_str("stop"),
-            Self::ConsumerKillAt(step) => write!(f, "consumer-kill-at-{step}"),
-            Self::ConsumerKill => f.write_str("consumer-kill"),
-            Self::ConsumerStop => f.write_str("consumer-stop"),
-            Self::ConsumerPause => f.write_str("consumer-pause"),
-            Self::ConsumerLostAnswer(key) => write!(f, "consumer-lost-answer-{}", request(key)),
-            Self::ConsumerLostRequest(key) => write!(f, "consumer-lost-request-{}", request(key)),
-            Self::CutInventory => f.write_str("cut-inventory"),
-        }
-    }
-}
-
-/// What faults act on.
-pub(crate) struct Scene {
-    pub(crate) postgres: Postgres,
-    pub(crate) kafka: Kafka,
-    /// Between each relay and its database.
-    pub(crate) cables: Vec<Cable>,
-    /// Between the relays and Kafka.
-    pub(crate) proxy: Proxy,
-    /// Between the consumers and Kafka.
-    pub(crate) consumers_proxy: Proxy,
-    pub(crate) database: Database,
-    pub(crate) inventory: Database,
-    pub(crate) relays: Crew,
-    pub(crate) consumers: Crew,
-    pub(crate) lease: Duration,
-    pub(crate) transaction_timeout: Duration,
-}
+/// A fault that did not hit, for lack of an occasion, is tried again so often.
+const ATTEMPTS: usize = 3;
 
 impl Scene {
+    /// One fault and the recovery from it: how long that took from the end of the fault, `None` if the fault never hit.
+    pub(crate) async fn disturb(
+        &mut self,
+        kind: Kind,
+        rng: &mut StdRng,
+    ) -> Result<Option<Duration>> {
+        for _ in 0..ATTEMPTS {
+            // In the middle of something, not always at the same place.
+            tokio::time::sleep(Duration::from_millis(rng.random_range(0..200))).await;
+            let hit = self.inject(kind, rng).await?;
+            self.proxy.clear();
+            self.consumers_proxy.clear();
+            let start = Instant::now();
+            self.recovered().await?;
+            self.relays.check().await?;
+            self.consumers.check().await?;
+            if hit {
+                return Ok(Some(start.elapsed()));
+            }
+        }
+        Ok(None)
+    }
+
     /// Injects one fault. Whether it hit.
-    pub(crate) async fn inject(&mut self, kind: Kind, rng: &mut StdRng) -> Result<bool> {
+    async fn inject(&mut self, kind: Kind, rng: &mut StdRng) -> Result<bool> {
         match kind {
             Kind::KillAt(step) => {
                 let at = format!("{step}:{}", rng.random_range(1..=4));
@@ -201,7 +65,7 @@ impl Scene {
                 let leader = self.leader().await?;
                 let hit = signal(leader, "STOP");
                 tokio::time::sleep(self.past_the_lease(rng)).await;
-                let deposed = self.owner().await?.is_none_or(|pid| pid != leader);
+                let deposed = self.watch.owner().await?.is_none_or(|pid| pid != leader);
                 Ok(hit && signal(leader, "CONT") && deposed)
             }
             Kind::LostAnswer(key) => Ok(hit(&self.proxy.on_response(key).cut()).await),
@@ -237,8 +101,8 @@ impl Scene {
                 self.kafka.start_broker(0).await?;
                 hit
             }
-            Kind::CutDatabase => cut(&self.database).await,
-            Kind::CutInventory => cut(&self.inventory).await,
+            Kind::CutDatabase => databases::cut(&self.database).await,
+            Kind::CutInventory => databases::cut(&self.inventory).await,
             Kind::ConsumerKillAt(step) => {
                 // A consumer may own a single partition.
                 let most = if step == "owned" { 1 } else { 20 };
@@ -275,7 +139,7 @@ impl Scene {
                 };
                 self.cables[slot].freeze();
                 tokio::time::sleep(self.past_the_lease(rng)).await;
-                let deposed = self.owner().await?.is_none_or(|pid| pid != leader);
+                let deposed = self.watch.owner().await?.is_none_or(|pid| pid != leader);
                 self.cables[slot].thaw();
                 Ok(deposed)
             }
@@ -290,24 +154,34 @@ impl Scene {
                 self.postgres.start_again().await?;
                 Ok(true)
             }
+            Kind::KillWhileParking(step) => self.kill_while_parking(step, rng).await,
+            Kind::PauseTopic => self.pause_topic(rng).await,
+            Kind::MissingTopic => self.missing_topic(rng).await,
+            Kind::ReadOnly => self.read_only(rng).await,
+            Kind::NoConnections => self.no_connections(rng).await,
+            Kind::Switchover => self.switchover().await,
+            Kind::LossyFailover => self.lossy_failover(rng).await,
+            Kind::DiskFull => self.disk_full(rng).await,
+            Kind::KillOneBroker => self.one_broker_down(Down::Killed, rng).await,
+            Kind::StopOneBroker => self.one_broker_down(Down::Stopped, rng).await,
+            Kind::AllBrokersDown => self.all_brokers_down(rng).await,
+            Kind::TooFewReplicas => self.too_few_replicas(rng).await,
         }
-    }
-
-    /// The acknowledged transactions, by the mark: grows while relays get on.
-    pub(crate) async fn seq(&self) -> Result<i64> {
-        let mut conn = PgConnection::connect_with(&self.database.options()).await?;
-        let seq = sqlx::query_scalar("SELECT seq FROM oncebox_mark");
-        Ok(seq.fetch_one(&mut conn).await?)
     }
 
     /// Waits, now shorter and now longer than the time-out of a transaction. Whether nothing was acknowledged meanwhile.
     async fn stands_still(&self, rng: &mut StdRng) -> Result<bool> {
         // What was under way when the fault began.
         tokio::time::sleep(Duration::from_millis(300)).await;
-        let before = self.seq().await?;
+        let before = self.watch.seq().await?;
         let longest = 3 * self.transaction_timeout / 2;
         tokio::time::sleep(rng.random_range(Duration::ZERO..longest)).await;
-        Ok(self.seq().await? == before)
+        Ok(self.watch.seq().await? == before)
+    }
+
+    /// Shorter than a transaction may take.
+    fn within_a_transaction(&self, rng: &mut StdRng) -> Duration {
+        rng.random_range(Duration::ZERO..self.transaction_timeout)
     }
 
     /// Now past the lease only, now past the transaction's time-out as well.
@@ -326,7 +200,7 @@ impl Scene {
     pub(crate) async fn leader(&self) -> Result<u32> {
         let deadline = tokio::time::Instant::now() + PATIENCE;
         loop {
-            if let Some(pid) = self.owner().await?
+            if let Some(pid) = self.watch.owner().await?
                 && self.relays.pids().contains(&pid)
             {
                 return Ok(pid);
@@ -335,34 +209,6 @@ impl Scene {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
-
-    /// The process in the lease: `host/pid/…`.
-    pub(crate) async fn owner(&self) -> Result<Option<u32>> {
-        let mut conn = PgConnection::connect_with(&self.database.options()).await?;
-        let owner: Option<String> = sqlx::query_scalar("SELECT owner FROM oncebox_mark")
-            .fetch_one(&mut conn)
-            .await?;
-        let pid = owner.as_deref().map(|owner| {
-            let pid = owner
-                .split('/')
-                .nth(1)
-                .context("an owner without a process")?;
-            pid.parse().context("an owner without a process")
-        });
-        pid.transpose()
-    }
-}
-
-/// Ends every other session of a database.
-async fn cut(database: &Database) -> Result<bool> {
-    let mut conn = PgConnection::connect_with(&database.options()).await?;
-    let ended: i64 = sqlx::query_scalar(
-        "SELECT count(*) FROM (SELECT pg_terminate_backend(pid) FROM pg_stat_activity \
-         WHERE datname = current_database() AND pid <> pg_backend_pid()) AS ended",
-    )
-    .fetch_one(&mut conn)
-    .await?;
-    Ok(ended > 0)
 }
 
 async fn hit(rule: &Rule) -> bool {

@@ -6,9 +6,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::crew::signal;
-use crate::fault::Scene;
-use crate::workload::Workload;
-use crate::{recovered, set};
+use crate::kind::Stage;
+use crate::scene::Scene;
 
 /// The relays' default.
 const LEASE: Duration = Duration::from_secs(3);
@@ -26,9 +25,7 @@ const CASES: [(&str, Duration); 4] = [
 /// Measures every case, and fails when one takes longer than it may.
 pub(crate) async fn measure(runs: usize) -> Result<ExitCode> {
     ensure!(runs > 0, "--takeover needs at least one run");
-    let scratch = tempfile::tempdir()?;
-    let (scene, topic) = set(scratch.path(), LEASE).await?;
-    let workload = Workload::start(&scene.database, &topic, 0).await?;
+    let scene = Scene::set(Stage::Plain, LEASE, 0).await?;
     println!(
         "{:<8} {:>5} {:>9} {:>9} {:>9} {:>9}",
         "leader", "runs", "median", "p99", "max", "limit"
@@ -37,7 +34,7 @@ pub(crate) async fn measure(runs: usize) -> Result<ExitCode> {
     for (case, limit) in CASES {
         let mut times = Vec::new();
         for run in 0..runs {
-            recovered(&scene).await?;
+            scene.recovered().await?;
             let taken = take_over(&scene, case).await;
             times.push(taken.with_context(|| format!("{case}, run {run}"))?);
         }
@@ -53,7 +50,6 @@ pub(crate) async fn measure(runs: usize) -> Result<ExitCode> {
         );
         in_time &= at(99) <= limit;
     }
-    workload.finish().await?;
     Ok(if in_time {
         ExitCode::SUCCESS
     } else {
@@ -78,10 +74,10 @@ async fn take_over(scene: &Scene, case: &str) -> Result<Duration> {
     ensure!(hit, "the leader has ended before");
     let taken = loop {
         // Its claim is one acknowledged transaction; the next one has rows.
-        let owner = scene.owner().await?;
+        let owner = scene.watch.owner().await?;
         if owner.is_some_and(|pid| pid != leader) {
-            let claimed = scene.seq().await?;
-            while scene.seq().await? < claimed + 2 {
+            let claimed = scene.watch.seq().await?;
+            while scene.watch.seq().await? < claimed + 2 {
                 ensure!(
                     start.elapsed() < PATIENCE,
                     "the new leader publishes nothing"

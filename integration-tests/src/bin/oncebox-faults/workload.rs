@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use futures_util::TryStreamExt as _;
 use oncebox_integration_tests::history::Entry;
 use oncebox_integration_tests::services::Database;
 use oncebox_outbox::{Config, Message, Outbox};
+use rand::distr::Alphanumeric;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
+use sqlx::postgres::PgConnectOptions;
 use sqlx::{Connection as _, PgConnection, Row as _};
 use tokio::task::JoinSet;
 
@@ -29,6 +31,17 @@ pub(crate) struct Counts {
     pub(crate) unknown: AtomicUsize,
 }
 
+/// Bytes of a large message; most are small.
+pub(crate) const LARGE: usize = 60_000;
+
+/// The number at the beginning of a payload.
+pub(crate) fn number(payload: &str) -> Result<i64> {
+    let number = payload.split(' ').next().unwrap_or_default();
+    number
+        .parse()
+        .with_context(|| format!("a payload without a number: {number:?}"))
+}
+
 /// Writers at work.
 pub(crate) struct Workload {
     writers: JoinSet<Result<()>>,
@@ -38,8 +51,8 @@ pub(crate) struct Workload {
 
 impl Workload {
     /// Creates the business tables and starts the writers.
-    pub(crate) async fn start(database: &Database, topic: &str, seed: u64) -> Result<Self> {
-        let mut conn = PgConnection::connect_with(&database.options()).await?;
+    pub(crate) async fn start(database: &PgConnectOptions, topic: &str, seed: u64) -> Result<Self> {
+        let mut conn = PgConnection::connect_with(database).await?;
         for statement in [
             "CREATE TABLE keys (key text PRIMARY KEY, number bigint NOT NULL)",
             "CREATE TABLE orders (id uuid PRIMARY KEY, key text NOT NULL, number bigint NOT NULL)",
@@ -57,7 +70,7 @@ impl Workload {
         let mut writers = JoinSet::new();
         for n in 0..WRITERS {
             let writer = Writer {
-                options: database.options(),
+                options: database.clone(),
                 topic: topic.to_owned(),
                 outbox: Outbox::new(Config::default()),
                 rng: StdRng::seed_from_u64(seed.wrapping_mul(31).wrapping_add(n)),
@@ -102,7 +115,7 @@ pub(crate) async fn entries(database: &Database, query: &'static str) -> Result<
 }
 
 struct Writer {
-    options: sqlx::postgres::PgConnectOptions,
+    options: PgConnectOptions,
     topic: String,
     outbox: Outbox,
     rng: StdRng,
@@ -123,7 +136,7 @@ impl Writer {
                     // A lost connection, or a server that shuts down. Nobody is told that it was committed.
                     break;
                 }
-                let pause = self.rng.random_range(0..20);
+                let pause = self.rng.random_range(0..60);
                 tokio::time::sleep(Duration::from_millis(pause)).await;
             }
         }
@@ -141,9 +154,14 @@ impl Writer {
             .bind(&key)
             .fetch_one(&mut *tx)
             .await?;
-            let message = Message::new(&self.topic)
-                .key(key.clone())
-                .payload(number.to_string());
+            let mut payload = number.to_string();
+            if self.rng.random_bool(0.01) {
+                payload.push(' ');
+                // No compression makes it small.
+                let noise = (&mut self.rng).sample_iter(Alphanumeric).take(LARGE);
+                payload.extend(noise.map(char::from));
+            }
+            let message = Message::new(&self.topic).key(key.clone()).payload(payload);
             let id = self.outbox.enqueue(&mut tx, message).await?;
             sqlx::query("INSERT INTO orders VALUES ($1, $2, $3)")
                 .bind(id.as_uuid())
