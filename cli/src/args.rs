@@ -205,6 +205,9 @@ pub struct RelayRun {
     /// For tests: SIGKILL this process when it reaches STEP for the n-th time.
     #[arg(long, value_name = "STEP[:N]", hide = true)]
     pub kill_at: Option<KillAt>,
+    /// For tests: be a build that knows the formats up to this one.
+    #[arg(long, value_name = "FORMAT", hide = true)]
+    pub know_format: Option<u32>,
 }
 
 impl RelayRun {
@@ -260,6 +263,8 @@ pub enum RelayCommand {
     Pause(RelayPause),
     /// Give the source of --source another name; the relay must be stopped.
     Rename(RelayRename),
+    /// Raise the format of the position to the newest of this build, when no relay of an older build is left.
+    Upgrade(RelayUpgrade),
     /// Messages that Kafka refuses, and what waits behind them.
     #[command(subcommand)]
     Park(ParkCommand),
@@ -340,6 +345,17 @@ pub struct RelayRename {
     /// Do it. Without: only say what would happen.
     #[arg(long)]
     pub apply: bool,
+}
+
+/// `oncebox relay upgrade`
+#[derive(Debug, Args)]
+pub struct RelayUpgrade {
+    /// Do it. Without: only say what would happen.
+    #[arg(long)]
+    pub apply: bool,
+    /// As with the relay.
+    #[arg(long, value_name = "FORMAT", hide = true)]
+    pub know_format: Option<u32>,
 }
 
 /// `oncebox relay park`

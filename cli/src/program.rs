@@ -69,6 +69,7 @@ async fn dispatch(cli: &Cli, settings: &Settings) -> Result<(), Failure> {
         Command::Migrate(args) => commands::migrate::run(args, settings).await,
         Command::Relay(args) => match &args.command {
             Some(RelayCommand::Resume(args)) => commands::relay::resume(args, settings).await,
+            Some(RelayCommand::Upgrade(args)) => commands::relay::upgrade(args, settings).await,
             Some(RelayCommand::Rename(args)) => commands::relay::rename(args, settings).await,
             Some(RelayCommand::Pause(args)) => commands::park::pause(args, settings).await,
             Some(RelayCommand::Park(command)) => commands::park::run(command, settings).await,

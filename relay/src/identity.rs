@@ -176,6 +176,7 @@ mod tests {
 
     fn checkpoint(seq: i64, high: i64, ids: &[i64]) -> Checkpoint {
         Checkpoint {
+            format: 1,
             seq,
             epoch: 1,
             source_id: Uuid::from_u128(1),
@@ -195,6 +196,7 @@ mod tests {
 
     fn mark(seq: i64, checkpoint: Option<Checkpoint>) -> Mark {
         Mark {
+            format: 1,
             source_id: Uuid::from_u128(1),
             source: Some("shop".to_owned()),
             source_epoch: 1,

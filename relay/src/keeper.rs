@@ -1,10 +1,10 @@
 //! The keeper: shows signs of life, writes the confirmed position and cleans up behind it, on a session of its own.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::time::MissedTickBehavior;
+use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
@@ -80,7 +80,7 @@ impl<S: Session> Keeper<S> {
         renew.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut confirm = tokio::time::interval(self.config.mark_interval);
         confirm.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut next_clean_up = tokio::time::Instant::now() + CLEAN_UP_PAUSE;
+        let mut next_clean_up = Instant::now() + CLEAN_UP_PAUSE;
         let mut confirmed = 0;
         loop {
             tokio::select! {
@@ -98,7 +98,7 @@ impl<S: Session> Keeper<S> {
                     // A backlog of old rows is worked off in short steps that let writers and the lease through.
                     let full = deleted >= CLEAN_UP_ROWS as u64;
                     let pause = if full { Duration::from_millis(20) } else { CLEAN_UP_PAUSE };
-                    next_clean_up = tokio::time::Instant::now() + pause;
+                    next_clean_up = Instant::now() + pause;
                 }
             }
         }

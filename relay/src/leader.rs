@@ -1,11 +1,12 @@
 //! Start and every recovery, which are one code path: look, take the lease, fence, read the checkpoint, check, claim.
 
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use oncebox_kafka::Stability;
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -91,6 +92,7 @@ impl FirstLook {
     pub(crate) fn following(&self, server: &Server, epoch: i64) -> Checkpoint {
         let chosen = self.chosen();
         Checkpoint {
+            format: self.mark.format,
             seq: chosen.map_or(0, |c| c.seq).max(self.mark.seq) + 1,
             epoch,
             source_id: self.mark.source_id,
@@ -254,7 +256,8 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
         let cell = Arc::clone(&producer_cell);
         let patience = config.transaction_timeout + Duration::from_secs(5);
         Pulse::new(patience, move || {
-            cell.get().map_or(started, |producer| producer.last_step())
+            cell.get()
+                .map_or(started, |producer| Instant::from_std(producer.last_step()))
         })
     };
     // The keeper renews from here on: to open a producer may take longer than the lease.
@@ -292,6 +295,8 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
         &mark,
         checkpoint.as_ref(),
     )?;
+    // G10: looked at before the rows, so that whoever commits after that look is one of them and the rows are checked again.
+    let start_holders = reader.probe().await?.holders;
     let look = check_rows(&mut reader, mark, checkpoint).await?;
     if look.mark.epoch != epoch {
         return Err(Error::Deposed(look.mark.epoch));
@@ -327,7 +332,7 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
     // G2: whenever a position is loaded, its gaps take the holders of now.
     let holders = reader.probe().await?.holders;
     let limit = BASE_BYTES.saturating_sub(claim.head_bytes() + Tracker::RESERVE);
-    let tracker = Tracker::load(claim.position.clone(), holders.clone(), limit);
+    let tracker = Tracker::load(claim.position.clone(), holders, limit);
     let tracker = if S::GAPLESS {
         tracker.gapless()
     } else {
@@ -339,7 +344,7 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
         tracker,
         health: health.clone(),
         until: None,
-        start_holders: holders,
+        start_holders,
         acknowledged: acknowledged_rx,
     };
     tracing::info!(

@@ -39,6 +39,7 @@ pub mod resume;
 mod run;
 mod session;
 mod step;
+pub mod upgrade;
 
 pub use config::{Config, Database};
 pub use error::{Error, Stop};

@@ -5,9 +5,10 @@ mod tending;
 mod trouble;
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::{Mutex, watch};
+use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::error::Error;

@@ -1,9 +1,10 @@
 //! The reader: looks at the outbox round by round and cuts it into batches that each know the position after them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
+use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::error::{Error, Stop};
@@ -216,7 +217,6 @@ impl<S: Session> Reader<S> {
         if self.start_holders.is_empty() || !self.start_holders.is_disjoint(now) {
             return Ok(());
         }
-        self.start_holders.clear();
         let Some(position) = self.acknowledged.borrow().clone() else {
             return Ok(());
         };
@@ -228,7 +228,13 @@ impl<S: Session> Reader<S> {
                 &position.released,
             )
             .await?;
-        identity::check_rows(&position, &facts)
+        if identity::newer(&facts.mark, Some(&position)) != Some(&position) {
+            // A release or the clean-up moved on between the two looks: the next turn looks again.
+            return Ok(());
+        }
+        identity::check_rows(&position, &facts)?;
+        self.start_holders.clear();
+        Ok(())
     }
 
     fn show(&self, holding: &Option<String>) {

@@ -255,6 +255,7 @@ async fn choose<S: Session>(
     };
     let system = session.server().system.clone();
     let target = Checkpoint {
+        format: mark.format,
         seq: mark.seq.max(checkpoint.as_ref().map_or(0, |c| c.seq)) + 1,
         epoch,
         source_id: mark.source_id,

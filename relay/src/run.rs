@@ -1,10 +1,12 @@
 //! The relay from start to end: lead, recover, stand by.
 
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rand::RngExt as _;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, Database};
@@ -90,6 +92,8 @@ pub(crate) struct Relay<S, L> {
     memory: Arc<Mutex<Memory>>,
     /// Grows with every failure in a row.
     back_off: Duration,
+    /// Two relays that fence each other in step would do so for ever.
+    jitter: StdRng,
     session: std::marker::PhantomData<fn() -> S>,
 }
 
@@ -112,6 +116,7 @@ impl<S: ParkingSession, L: Log> Relay<S, L> {
             settled: false,
             memory: Arc::default(),
             back_off,
+            jitter: StdRng::from_rng(&mut rand::rng()),
             session: std::marker::PhantomData,
         }
     }
@@ -130,8 +135,7 @@ impl<S: ParkingSession, L: Log> Relay<S, L> {
             tracing::warn!(%error, "starting over");
             self.health
                 .update(|s| s.last_error = Some(error.to_string()));
-            // Two relays that fence each other in step would do so for ever.
-            let jitter = rand::rng().random_range(0.5..1.5);
+            let jitter = self.jitter.random_range(0.5..1.5);
             tokio::select! {
                 () = tokio::time::sleep(self.back_off.mul_f64(jitter)) => {}
                 () = self.shutdown.cancelled() => return Ok(Exit::Stopped),
@@ -234,5 +238,7 @@ impl<S: ParkingSession, L: Log> Relay<S, L> {
     }
 }
 
+#[cfg(test)]
+mod simulation;
 #[cfg(test)]
 mod tests;

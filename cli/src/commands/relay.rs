@@ -1,15 +1,17 @@
-//! `oncebox relay`, `oncebox relay resume` and `oncebox relay rename`.
+//! `oncebox relay`, and its `resume`, `rename` and `upgrade`.
 
+use oncebox_relay::position::know_format;
 use oncebox_relay::resume::{self, From};
 use oncebox_relay::{Exit, Health, Mode};
 
 use super::print;
-use crate::args::{RelayRename, RelayResume, RelayRun};
+use crate::args::{RelayRename, RelayResume, RelayRun, RelayUpgrade};
 use crate::config::{ConfigError, Settings};
 use crate::exit::Failure;
 use crate::{http, signals};
 
 pub(crate) async fn run(args: &RelayRun, settings: &Settings) -> Result<(), Failure> {
+    args.know_format.map(know_format);
     let mut config = settings.relay()?;
     config.on_step = args.kill_at.map(crate::kill_at::KillAt::hook);
     let mode = if args.until_empty {
@@ -57,6 +59,13 @@ pub(crate) async fn resume(args: &RelayResume, settings: &Settings) -> Result<()
 
 pub(crate) async fn rename(args: &RelayRename, settings: &Settings) -> Result<(), Failure> {
     let plan = oncebox_relay::rename::rename(settings.relay()?, &args.to, args.apply).await?;
+    print(&format!("{plan}\n"))
+}
+
+pub(crate) async fn upgrade(args: &RelayUpgrade, settings: &Settings) -> Result<(), Failure> {
+    args.know_format.map(know_format);
+    let config = settings.relay_database()?;
+    let plan = oncebox_relay::upgrade::upgrade(config, args.apply).await?;
     print(&format!("{plan}\n"))
 }
 

@@ -172,6 +172,7 @@ mod tests {
             ..Position::default()
         };
         let checkpoint = Checkpoint {
+            format: 1,
             seq,
             epoch: 1,
             source_id,

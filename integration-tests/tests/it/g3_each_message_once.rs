@@ -1,5 +1,7 @@
 //! G3: a `read_committed` reader sees each published message exactly once, across crashes, take-overs and lost answers.
 
+use std::time::Duration;
+
 use oncebox_integration_tests::proxy::{Proxy, api};
 use oncebox_integration_tests::source::Source;
 use oncebox_integration_tests::{kafka_cli, reader, services};
@@ -56,6 +58,33 @@ async fn g3_killed_between_kafka_commit_and_mark_publishes_once() {
     );
     until_empty(&source).await;
     source.expect(&["a", "b", "c"]).await;
+}
+
+/// A batch takes several times as long as the lease: the lease is renewed beside it, and the standby stands by.
+#[tokio::test]
+async fn g3_a_broker_slower_than_the_lease_does_not_move_the_lead() {
+    let source = Source::create().await;
+    let proxy = Proxy::start(services::kafka().await).await.unwrap();
+    let patient = ["--transaction-timeout", "12s"];
+    let leader = relay_through(&source, proxy.bootstrap(), &patient);
+    leader.wrote("leading").await;
+    let standby = relay_through(&source, proxy.bootstrap(), &patient);
+    let epoch = async || {
+        let epoch = sqlx::query_scalar("SELECT epoch FROM oncebox_mark");
+        let mut conn = source.database.connect().await;
+        epoch.fetch_one(&mut conn).await.unwrap()
+    };
+    let before: i64 = epoch().await;
+    for (n, key) in [api::PRODUCE, api::END_TXN].into_iter().enumerate() {
+        let slow = proxy.on_response(key).delay(Duration::from_secs(2));
+        source.commit("k", &format!("{n}")).await;
+        slow.hit().await;
+        tokio::time::sleep(Duration::from_millis(2_500)).await;
+    }
+    source.expect(&["0", "1"]).await;
+    assert_eq!(epoch().await, before, "{}", standby.output());
+    leader.kill().await;
+    standby.kill().await;
 }
 
 #[tokio::test]

@@ -9,6 +9,7 @@
 mod clear_errors;
 mod first_use;
 mod g10_failover;
+mod g10_upgrade;
 mod g1_rolled_back_is_never_published;
 mod g2_committed_means_published;
 mod g3_each_message_once;

@@ -6,17 +6,35 @@
 //! fit stand in a base record: `base=0:77 closed=17 gaps=25`, changes since the record at offset 77 of partition 0.
 
 use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use uuid::Uuid;
 
 use super::{Gaps, Interval, Position, Tally};
 
-/// The format that this build writes.
-const FORMAT: &str = "v1";
+/// The newest format of this build.
+const NEWEST: u32 = 1;
+
+static KNOWN: AtomicU32 = AtomicU32::new(NEWEST);
+
+/// The newest format that this build can read and write. It writes the one that the mark asks for: so an older and a newer
+/// build may take turns during a rolling deploy.
+#[must_use]
+pub fn newest_format() -> u32 {
+    KNOWN.load(Ordering::Relaxed)
+}
+
+/// For tests of a rolling deploy: this process is a build that knows this format too.
+#[doc(hidden)]
+pub fn know_format(format: u32) {
+    KNOWN.store(format, Ordering::Relaxed);
+}
 
 /// A position with everything that is needed to trust it again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checkpoint {
+    /// The format that it was, or will be, written in: the mark's.
+    pub format: u32,
     /// Counts positions: of two stored ones, the larger is the newer.
     pub seq: i64,
     /// Epoch of the leader that wrote it.
@@ -82,7 +100,7 @@ impl Stored {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FormatError {
     /// Another format.
-    #[error("its format is {0:?}, this build knows {FORMAT:?}")]
+    #[error("its format is {0:?}, this build knows none above v{known}: run a newer build", known = newest_format())]
     Unknown(String),
     /// A field is missing or does not parse.
     #[error("field {0} is missing or damaged")]
@@ -141,7 +159,8 @@ impl Checkpoint {
     fn encode_head(&self) -> String {
         let p = &self.position;
         let mut text = format!(
-            "{FORMAT} seq={} epoch={} src={} sys={} tl={} high={}",
+            "v{} seq={} epoch={} src={} sys={} tl={} high={}",
+            self.format,
             self.seq,
             self.epoch,
             self.source_id.simple(),
@@ -177,10 +196,10 @@ impl Checkpoint {
 
 fn decode(text: &str) -> Result<Stored, FormatError> {
     let mut words = text.split(' ');
-    let format = words.next().unwrap_or_default();
-    if format != FORMAT {
-        return Err(FormatError::Unknown(format.to_owned()));
-    }
+    let word = words.next().unwrap_or_default();
+    let format = word.strip_prefix('v').and_then(|n| n.parse().ok());
+    let known = format.filter(|format| (1..=newest_format()).contains(format));
+    let format = known.ok_or_else(|| FormatError::Unknown(word.to_owned()))?;
     let seq = number(field(&mut words, "seq")?, "seq")?;
     let epoch = number(field(&mut words, "epoch")?, "epoch")?;
     let source_id =
@@ -227,6 +246,7 @@ fn decode(text: &str) -> Result<Stored, FormatError> {
         settled,
     };
     let head = Checkpoint {
+        format,
         seq,
         epoch,
         source_id,
@@ -311,6 +331,7 @@ mod tests {
 
     fn checkpoint(gaps: Gaps, high: i64) -> Checkpoint {
         Checkpoint {
+            format: 1,
             seq: 7,
             epoch: 2,
             source_id: Uuid::from_u128(5),

@@ -10,7 +10,7 @@ mod gaps;
 pub(crate) mod model;
 mod tracker;
 
-pub use format::{Base, Checkpoint, FormatError, Stored};
+pub use format::{Base, Checkpoint, FormatError, Stored, know_format, newest_format};
 pub use gaps::{Gaps, Interval};
 pub use tracker::{Holders, Round, Sample, Tracker, Unexpected};
 

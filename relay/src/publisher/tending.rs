@@ -3,7 +3,9 @@
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
 use std::sync::{Arc, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::trouble::{Lesson, PROBE};
 use super::{PARKING_ROWS, Publisher, taint};

@@ -1,9 +1,12 @@
 //! What a transaction that failed means: which record is refused, which topic is paused.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::{Publisher, taint};
 use crate::error::Error;
@@ -87,12 +90,20 @@ impl<S: ParkingSession, P: Producer> Publisher<S, P> {
             suspects = suspects.len(),
             "Kafka refuses a batch; looking for the record"
         );
+        // The one that Kafka named, if it named any. Mostly it is the size: the largest, until one is taken.
+        let mut candidates = suspects.clone();
+        candidates.sort_by_key(|index| (*index != likely, Reverse(rows[*index].bytes())));
         let mut culprits = Vec::new();
-        let mut open = vec![suspects.clone()];
-        if self.is_refused(rows, &[likely]).await? {
-            culprits.push(likely);
-            open[0].retain(|index| *index != likely);
+        for index in candidates {
+            if self.is_refused(rows, &[index]).await? {
+                culprits.push(index);
+            } else if index != likely {
+                break;
+            }
         }
+        let mut rest = suspects.clone();
+        rest.retain(|index| !culprits.contains(index));
+        let mut open = vec![rest];
         while let Some(part) = open.pop() {
             if !self.is_refused(rows, &part).await? {
                 continue;

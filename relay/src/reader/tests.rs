@@ -165,6 +165,7 @@ impl Session for ModelSession {
     async fn facts(&mut self, high: i64, gaps: &Gaps, _: &Gaps) -> Result<Facts, Error> {
         self.look_at(|world| Facts {
             mark: Mark {
+                format: 1,
                 source_id: Uuid::nil(),
                 source: None,
                 source_epoch: 1,
@@ -217,6 +218,9 @@ impl Session for ModelSession {
         unreachable!()
     }
     async fn clean_up(&mut self, _: i64, _: Duration, _: usize) -> Result<(Written, u64), Error> {
+        unreachable!()
+    }
+    async fn raise_format(&mut self, _: u32) -> Result<(), Error> {
         unreachable!()
     }
     async fn rewrite(&mut self, _: i64, _: &Rewrite) -> Result<Written, Error> {
@@ -402,6 +406,7 @@ async fn g10_a_burnt_id_that_comes_back_to_life_stops_the_relay() {
     session.lock().db.next_id = 3;
     session.lock().db.rows.extend([(1, 0), (2, 0), (3, 0)]);
     let checkpoint = Checkpoint {
+        format: 1,
         seq: 1,
         epoch: 1,
         source_id: Uuid::nil(),

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use oncebox_kafka::Stability;
 use sqlx::{ConnectOptions as _, PgConnection};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -18,7 +19,7 @@ use crate::config::{Config, Database};
 use crate::error::{Error, Stop};
 use crate::health::Health;
 use crate::log::{How, Log, NotPublished, Producer, Refused, Silent, TopicRefused};
-use crate::position::{Checkpoint, Tally};
+use crate::position::{Checkpoint, Gaps, Tally};
 use crate::session::conformance::TestDb;
 use crate::session::{PostgresSession, Row, Session as _, SqliteSession};
 use crate::{rename, resume};
@@ -55,6 +56,8 @@ struct State {
     /// Most records of a batch.
     largest_batch: Option<usize>,
     rehearsals: usize,
+    /// The next transaction says that it has begun, and waits.
+    gate: Option<Arc<(Notify, Notify)>>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -134,6 +137,11 @@ impl Producer for FakeProducer {
         how: How,
     ) -> Result<Option<String>, NotPublished> {
         tokio::task::yield_now().await;
+        let gate = self.state.lock().unwrap().gate.take();
+        if let Some(gate) = gate {
+            gate.0.notify_one();
+            gate.1.notified().await;
+        }
         let fate = self.fate()?;
         self.look(rows, how.records_per_batch)?;
         if fate == Some(Fate::NeverAnswered) {
@@ -454,6 +462,34 @@ async fn g2_a_gap_that_is_held_across_a_restart_of_the_relay_is_not_burnt() {
     sqlx::raw_sql("COMMIT").execute(&mut writer).await.unwrap();
     restart(&db, &log).await;
     assert_eq!((log.ids(), log.gaps()), (vec![2, 3, 1], String::new()));
+    db.close().await;
+}
+
+/// A failover lost the roll-back of a transaction whose id had been burnt. It is open when the rows are checked, and commits
+/// before the start has ended.
+#[tokio::test]
+async fn g10_a_burnt_id_that_is_revived_while_a_relay_starts_stops_it() {
+    let Some((mut db, mut writer, log)) = with_an_open_gap().await else {
+        return;
+    };
+    db.execute("UPDATE oncebox_mark SET position = replace(position, 'gaps=1', 'gaps=')")
+        .await;
+    let gate = Arc::new((Notify::new(), Notify::new()));
+    {
+        let mut state = log.lock();
+        state.checkpoint.as_mut().unwrap().position.gaps = Gaps::default();
+        state.gate = Some(Arc::clone(&gate));
+    }
+    let (health, shutdown) = (Health::new(), CancellationToken::new());
+    let (log, mode) = (log.clone(), Mode::Forever);
+    let relay = Relay::<PostgresSession, _>::new(config(&db), mode, log, health, shutdown);
+    let running = tokio::spawn(relay.run());
+    gate.0.notified().await;
+    sqlx::raw_sql("COMMIT").execute(&mut writer).await.unwrap();
+    gate.1.notify_one();
+    let ended = tokio::time::timeout(Duration::from_secs(5), running).await;
+    let result = ended.expect("nobody noticed the row").unwrap();
+    assert!(matches!(stop(result), Stop::ForeignRows { .. }));
     db.close().await;
 }
 

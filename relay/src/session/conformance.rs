@@ -163,6 +163,7 @@ fn checkpoint(seq: i64, high: i64, gaps: &[(i64, i64)], ids: &[i64]) -> Checkpoi
     )
     .unwrap();
     Checkpoint {
+        format: 1,
         seq,
         epoch: 1,
         source_id: Uuid::from_u128(1),

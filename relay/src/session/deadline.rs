@@ -112,6 +112,10 @@ impl<S: Session> Session for Deadline<S> {
         within(READ, self.0.clean_up(epoch, retention, limit)).await
     }
 
+    async fn raise_format(&mut self, format: u32) -> Result<(), Error> {
+        within(SHORT, self.0.raise_format(format)).await
+    }
+
     async fn rewrite(&mut self, epoch: i64, rewrite: &Rewrite) -> Result<Written, Error> {
         within(SHORT, self.0.rewrite(epoch, rewrite)).await
     }

@@ -26,7 +26,7 @@ pub(crate) use sqlite::SqliteSession;
 
 use crate::config::Config;
 use crate::error::{Error, Stop};
-use crate::position::{Checkpoint, Gaps, Holders, Tally};
+use crate::position::{Checkpoint, FormatError, Gaps, Holders, Tally, newest_format};
 
 /// Which server a session shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +42,8 @@ pub(crate) struct Server {
 /// The mark row: lease, confirmed position and the janitor's fence in one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Mark {
+    /// What every relay of this outbox writes.
+    pub(crate) format: u32,
     pub(crate) source_id: Uuid,
     pub(crate) source: Option<String>,
     pub(crate) source_epoch: i64,
@@ -88,9 +90,6 @@ pub(crate) struct RawMark {
     pub(crate) deleted: Tally,
 }
 
-/// The format of the mark row that this build reads and writes.
-pub(crate) const MARK_FORMAT: i32 = 1;
-
 impl RawMark {
     /// Understands the row, or refuses it without touching it (G10).
     pub(crate) fn decode(self) -> Result<Mark, Error> {
@@ -98,17 +97,16 @@ impl RawMark {
             place: "mark in the database",
             error,
         };
-        if self.format != MARK_FORMAT {
-            return Err(unreadable(crate::position::FormatError::Unknown(
-                self.format.to_string(),
-            ))
-            .into());
+        let format = u32::try_from(self.format).unwrap_or_default();
+        if !(1..=newest_format()).contains(&format) {
+            return Err(unreadable(FormatError::Unknown(format!("v{}", self.format))).into());
         }
         let checkpoint = match self.position.as_str() {
             "" => None,
             text => Some(Checkpoint::decode(text).map_err(unreadable)?),
         };
         Ok(Mark {
+            format,
             source_id: self.source_id,
             source: self.source,
             source_epoch: self.source_epoch,
@@ -547,6 +545,9 @@ pub(crate) trait Session: Send + Sized + 'static {
             })
         }
     }
+
+    /// Makes this the format that relays write, from their next start on, if it was an older one.
+    fn raise_format(&mut self, format: u32) -> impl Future<Output = Result<(), Error>> + Send;
 
     /// Writes an operator's position, seq and epoch included, if the epoch is still `epoch`.
     fn rewrite(

@@ -59,6 +59,7 @@ struct Sql {
     renew: String,
     confirm: String,
     release: String,
+    raise_format: String,
     lock_mark: String,
     delete: String,
     delete_mark: String,
@@ -135,6 +136,7 @@ impl Sql {
             release: format!(
                 "UPDATE {mark} SET owner = NULL, renewal = renewal + 1 WHERE epoch = $1"
             ),
+            raise_format: format!("UPDATE {mark} SET format = $1 WHERE format < $1"),
             lock_mark: format!("SELECT {MARK_COLUMNS} FROM {mark} FOR UPDATE"),
             // A contiguous prefix: it ends before the first row that is too young or is the row `high`.
             delete: format!(

@@ -85,6 +85,14 @@ macro_rules! same_session_methods {
             self.written(done.rows_affected(), epoch, 0).await
         }
 
+        async fn raise_format(&mut self, format: u32) -> Result<(), Error> {
+            sqlx::query(AssertSqlSafe(&*self.sql.raise_format))
+                .bind(i32::try_from(format).unwrap_or(i32::MAX))
+                .execute(&mut self.conn)
+                .await?;
+            Ok(())
+        }
+
         async fn rewrite(&mut self, epoch: i64, rewrite: &Rewrite) -> Result<Written, Error> {
             let stored = &rewrite.checkpoint;
             let query = sqlx::query(AssertSqlSafe(&*self.sql.rewrite));

@@ -44,6 +44,7 @@ struct Sql {
     renew: String,
     confirm: String,
     release: String,
+    raise_format: String,
     chunk: String,
     delete: String,
     delete_mark: String,
@@ -109,6 +110,7 @@ impl Sql {
             release: format!(
                 "UPDATE {mark} SET owner = NULL, renewal = renewal + 1 WHERE epoch = ?1"
             ),
+            raise_format: format!("UPDATE {mark} SET format = ?1 WHERE format < ?1"),
             chunk: format!(
                 "SELECT id, created_at < {NOW} - ?4 FROM {outbox} WHERE id > ?1 AND id <= ?2 AND id <> ?3 ORDER BY id LIMIT ?5"
             ),

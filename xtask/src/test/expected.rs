@@ -21,6 +21,8 @@ pub(super) const SUITES: &[&str] = &[
     "oncebox-outbox unit",
     "oncebox-outbox it",
     "oncebox-outbox doc",
+    "oncebox-protocol-model every_rule_is_needed",
+    "oncebox-protocol-model doc",
     "oncebox-relay unit",
     "oncebox-relay doc",
     "xtask bin xtask",

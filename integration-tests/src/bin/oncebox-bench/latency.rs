@@ -20,13 +20,30 @@ use uuid::Uuid;
 use crate::relay;
 use crate::topic::Topic;
 
-const TOPIC: &str = "oncebox-bench-latency";
+pub(crate) const TOPIC: &str = "oncebox-bench-latency";
 /// Each writes on a connection of its own.
 const WRITERS: u32 = 4;
 const EVENTS_PER_SECOND: u32 = 200;
-const SECONDS: u32 = 10;
 /// What comes first shows a relay and a broker that are still warming up.
 const WARM_UP_SECONDS: u32 = 3;
+
+/// What the writers do.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Load {
+    pub(crate) seconds: u32,
+    /// So many of a hundred transactions are rolled back.
+    pub(crate) rolled_back_percent: u32,
+}
+
+impl Load {
+    /// Every transaction commits.
+    pub(crate) fn of(seconds: u32) -> Self {
+        Self {
+            seconds,
+            rolled_back_percent: 0,
+        }
+    }
+}
 
 /// Milliseconds from commit to consumer.
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -38,7 +55,7 @@ pub(crate) struct Latency {
 }
 
 /// Measures with a relay and an outbox of their own.
-pub(crate) async fn measure(database: &Database, bootstrap: &str) -> Result<Latency> {
+pub(crate) async fn measure(database: &Database, bootstrap: &str, load: Load) -> Result<Latency> {
     let topic = Topic::create(bootstrap, TOPIC).await?;
     let mut relay = relay::start(database, bootstrap, "lz4", "latency", true)?;
     let consumer = Watcher::start(bootstrap)?;
@@ -50,8 +67,13 @@ pub(crate) async fn measure(database: &Database, bootstrap: &str) -> Result<Late
     for writer in 0..WRITERS {
         let conn = database.connect().await;
         let first = start + Duration::from_millis(100) + pause * writer / WRITERS;
-        let events = rate * (WARM_UP_SECONDS + SECONDS);
-        writers.push(tokio::spawn(write(conn, first, pause, events)));
+        let events = rate * (WARM_UP_SECONDS + load.seconds);
+        writers.push(tokio::spawn(write(
+            conn,
+            first,
+            pause,
+            (events, load.rolled_back_percent),
+        )));
     }
     let mut committed = Vec::new();
     for writer in writers {
@@ -100,7 +122,7 @@ async fn write(
     mut conn: sqlx::PgConnection,
     first: tokio::time::Instant,
     pause: Duration,
-    events: u32,
+    (events, rolled_back_percent): (u32, u32),
 ) -> Result<Vec<(Uuid, Instant)>> {
     let outbox = Outbox::new(Config::default());
     let mut ticks = tokio::time::interval_at(first, pause);
@@ -116,6 +138,10 @@ async fn write(
             ));
         let mut tx = conn.begin().await?;
         let id = outbox.enqueue(&mut tx, message).await?;
+        if event % 100 < rolled_back_percent {
+            tx.rollback().await?;
+            continue;
+        }
         tx.commit().await?;
         committed.push((id.as_uuid(), Instant::now()));
     }

@@ -1,17 +1,20 @@
-//! The benchmark of the relay: `cargo xtask bench relay`.
+//! The benchmarks of the relay: `cargo xtask bench relay|stallers|memory`.
 //!
 //! Rows of realistic JSON go from PostgreSQL (fsync on) to Kafka (one broker), with lz4 and without compression, beside
 //! the two limits that a relay has: COPY OUT of the same rows, and the same producer fed from memory. Ratios count: the
 //! absolute numbers are those of the machine and of whatever else runs on it. Then the time from a commit to a
 //! `read_committed` consumer at a modest rate. Every count is checked against an independent consumer; exit code 1 when
-//! one is wrong.
+//! one is wrong. `stallers` measures what open transactions of others cost (G9), `memory` what a broker costs that accepts
+//! nothing.
 
 mod latency;
 mod limits;
+mod memory;
 mod process;
 mod relay;
 mod report;
 mod rows;
+mod stallers;
 mod topic;
 
 use std::process::ExitCode;
@@ -23,6 +26,7 @@ use oncebox_integration_tests::services::{
 };
 use oncebox_migrations::Names;
 
+use crate::latency::Load;
 use crate::report::{Measured, Report};
 use crate::rows::Rows;
 use crate::topic::Topic;
@@ -46,6 +50,10 @@ struct Arguments {
 enum Command {
     /// The relay beside its two limits, its memory, and its latency.
     Relay(Options),
+    /// G9: the time from a commit to a consumer while somebody else holds something open, beside the same without.
+    Stallers(stallers::Options),
+    /// The relay's memory while Kafka accepts nothing.
+    Memory(memory::Options),
     /// A relay in a process of its own; used by the benchmark.
     #[command(hide = true)]
     RelayProcess(relay::Options),
@@ -67,6 +75,8 @@ struct Options {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().command {
         Command::Relay(options) => in_runtime(bench(options)),
+        Command::Stallers(options) => in_runtime(stallers::measure(options)),
+        Command::Memory(options) => in_runtime(memory::measure(options)),
         Command::RelayProcess(options) => in_runtime(relay::process(options)),
     };
     match outcome {
@@ -132,7 +142,7 @@ async fn bench(options: Options) -> Result<()> {
     drop(bench);
     eprintln!("latency");
     let database = migrated(&postgres).await?;
-    report.latency(latency::measure(&database, kafka.bootstrap()).await?);
+    report.latency(latency::measure(&database, kafka.bootstrap(), Load::of(10)).await?);
     report.print(options.json)
 }
 

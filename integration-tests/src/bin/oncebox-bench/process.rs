@@ -1,13 +1,28 @@
-//! What Linux says about this process.
+//! What Linux says about processes.
 
 use std::time::Duration;
 
-/// Peak resident memory in bytes; 0 where there is no `/proc`.
+/// Peak resident memory of this process in bytes; 0 where there is no `/proc`.
 pub(crate) fn peak_memory() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    status("self", "VmHWM:")
+}
+
+/// The same of another process.
+pub(crate) fn peak_memory_of(pid: u32) -> u64 {
+    status(&pid.to_string(), "VmHWM:")
+}
+
+/// Its resident memory now.
+pub(crate) fn memory_of(pid: u32) -> u64 {
+    status(&pid.to_string(), "VmRSS:")
+}
+
+/// A line of `/proc/…/status`, in bytes.
+fn status(process: &str, name: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     status
         .lines()
-        .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"))
+        .find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB"))
         .and_then(|kib| kib.trim().parse::<u64>().ok())
         .unwrap_or_default()
         * 1_024

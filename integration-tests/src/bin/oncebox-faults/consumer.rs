@@ -56,8 +56,32 @@ pub(crate) async fn effects(database: &Database) -> Result<Vec<Entry>> {
     workload::entries(database, "SELECT id, key, number FROM effects ORDER BY n").await
 }
 
+/// Where the consumers stand, for a person.
+pub(crate) async fn state(database: &Database) -> Result<String> {
+    let mut conn = PgConnection::connect_with(&database.options()).await?;
+    let positions: Option<String> = sqlx::query_scalar(
+        "SELECT string_agg(partition || ' before ' || next, ', ' ORDER BY partition) FROM oncebox_position",
+    )
+    .fetch_one(&mut conn)
+    .await?;
+    let (dead, error): (i64, Option<String>) =
+        sqlx::query_as("SELECT count(*), max(error) FROM oncebox_dead_letter")
+            .fetch_one(&mut conn)
+            .await?;
+    Ok(format!(
+        "partition {}; {dead} dead letters {}",
+        positions.unwrap_or_default(),
+        error.unwrap_or_default()
+    ))
+}
+
 /// The body of the process; ends with SIGTERM. Exit code 4: going on would break a promise.
 pub(crate) async fn process(options: Options) -> Result<std::process::ExitCode> {
+    tracing_subscriber::fmt()
+        .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .init();
     let pool = PgPoolOptions::new()
         .max_connections(6)
         .acquire_timeout(Duration::from_secs(5))

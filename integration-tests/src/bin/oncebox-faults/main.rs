@@ -132,10 +132,13 @@ fn replay(arguments: &Arguments, seed: u64) -> String {
     words.join(" ")
 }
 
-/// Which faults each scene gets.
+/// Which faults each scene gets; those that take longest to begin come first.
 fn deal(plan: Vec<Kind>, scenes: u64) -> Vec<(Stage, Vec<Kind>)> {
-    let mut dealt: Vec<(Stage, Vec<Kind>)> = (0..scenes).map(|_| (Stage::Plain, vec![])).collect();
-    dealt.extend([Stage::ThreeBrokers, Stage::SmallDisk].map(|stage| (stage, vec![])));
+    let mut dealt: Vec<(Stage, Vec<Kind>)> = [Stage::ThreeBrokers, Stage::SmallDisk]
+        .into_iter()
+        .chain((0..scenes).map(|_| Stage::Plain))
+        .map(|stage| (stage, Vec::new()))
+        .collect();
     for kind in plan {
         let smallest = dealt
             .iter_mut()
@@ -158,9 +161,17 @@ async fn act(
     progress: Arc<Progress>,
 ) -> Result<Outcome> {
     let mut rng = StdRng::seed_from_u64(seed);
-    let mut scene = Scene::set(stage, LEASE, seed).await?;
+    let mut scene = {
+        // One after the other: several servers that start at once starve the relays that wait for them.
+        let _turn = progress.turn.lock().await;
+        let scene = Scene::set(stage, LEASE, seed).await?;
+        scene
+            .recovered()
+            .await
+            .with_context(|| format!("scene {n} does not begin"))?;
+        scene
+    };
     let mut outcome = Outcome::default();
-    scene.recovered().await?;
     for (number, kind) in faults.iter().enumerate() {
         let recovery = scene.disturb(*kind, &mut rng).await.with_context(|| {
             let relays = scene.relays.log_end();
@@ -176,8 +187,9 @@ async fn act(
     Ok(outcome)
 }
 
-/// How many faults are done.
+/// How many faults are done, and whose turn it is to begin.
 struct Progress {
+    turn: tokio::sync::Mutex<()>,
     start: Instant,
     done: AtomicUsize,
     all: usize,
@@ -186,6 +198,7 @@ struct Progress {
 impl Progress {
     fn new(all: usize) -> Arc<Self> {
         Arc::new(Self {
+            turn: tokio::sync::Mutex::default(),
             start: Instant::now(),
             done: AtomicUsize::new(0),
             all,

@@ -168,7 +168,9 @@ impl Scene {
         while consumer::count(&self.inventory).await? < i64::try_from(committed.len())? {
             if Instant::now() > deadline {
                 // What is missing is lost, and the verdict will say so.
-                println!("the consumers do not get on; {}", self.consumers.log_end());
+                let state = consumer::state(&self.inventory).await?;
+                let log = self.consumers.log_end();
+                println!("the consumers do not get on: {state}; {log}");
                 break;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
