@@ -30,6 +30,10 @@ struct World {
     last_id: Option<i64>,
     /// Rows were looked at so often.
     row_looks: usize,
+    /// The position in the mark at the next look at the facts.
+    marked: Option<Checkpoint>,
+    /// The facts were looked at so often.
+    checks: usize,
     script: Vec<(usize, When, Event)>,
 }
 
@@ -55,6 +59,8 @@ impl ModelSession {
             looks: usize::MAX,
             last_id: None,
             row_looks: 0,
+            marked: None,
+            checks: 0,
             script: vec![],
         })))
     }
@@ -163,6 +169,7 @@ impl Session for ModelSession {
     }
 
     async fn facts(&mut self, high: i64, gaps: &Gaps, _: &Gaps) -> Result<Facts, Error> {
+        self.lock().checks += 1;
         self.look_at(|world| Facts {
             mark: Mark {
                 format: 1,
@@ -173,7 +180,7 @@ impl Session for ModelSession {
                 owner: None,
                 renewal: 0,
                 seq: 0,
-                checkpoint: None,
+                checkpoint: world.marked.take(),
                 cluster_id: None,
                 low_water: 0,
                 deleted: Tally::default(),
@@ -396,15 +403,44 @@ async fn g10_a_sequence_below_the_position_stops_the_relay() {
 /// A crash of the server can lose a ROLLBACK PREPARED: the transaction is there again, and with it the burnt id.
 #[tokio::test]
 async fn g10_a_burnt_id_that_comes_back_to_life_stops_the_relay() {
+    let session = with_a_burnt_id_that_is_back();
+    let stop = stop(second_check(&session)).await;
+    assert!(matches!(stop, Stop::ForeignRows { .. }), "{stop}");
+}
+
+/// Facts of a later moment than the position say nothing about it: a release or the clean-up has moved on.
+#[tokio::test]
+async fn g10_the_second_check_is_repeated_when_the_mark_is_newer_than_the_position() {
+    let session = with_a_burnt_id_that_is_back();
+    let mut reader = second_check(&session);
+    let newer = reader.acknowledged.borrow().clone();
+    session.lock().marked = newer.map(|position| Checkpoint {
+        seq: position.seq + 1,
+        ..position
+    });
+    reader.turn(10, false).await.unwrap();
+    assert_eq!(session.lock().checks, 1);
+    let stop = stop(reader).await;
+    assert!(matches!(stop, Stop::ForeignRows { .. }), "{stop}");
+    assert_eq!(session.lock().checks, 2);
+}
+
+/// Ids 1 and 3 are published, 2 was burnt and has a row.
+fn with_a_burnt_id_that_is_back() -> ModelSession {
     let session = ModelSession::new(0);
+    session.lock().db.next_id = 3;
+    session.lock().db.rows.extend([(1, 0), (2, 0), (3, 0)]);
+    session
+}
+
+/// The transaction that was prepared at the start has ended since.
+fn second_check(session: &ModelSession) -> Reader<ModelSession> {
     let position = Position {
         high: 3,
         high_message_id: Some(row(3).message_id),
         settled: tally(&[1, 3]),
         ..Position::default()
     };
-    session.lock().db.next_id = 3;
-    session.lock().db.rows.extend([(1, 0), (2, 0), (3, 0)]);
     let checkpoint = Checkpoint {
         format: 1,
         seq: 1,
@@ -417,11 +453,8 @@ async fn g10_a_burnt_id_that_comes_back_to_life_stops_the_relay() {
         released: Gaps::default(),
         incomplete: false,
     };
-    let mut reader = reader(&session, &position, None);
-    let (_acknowledged, receiver) = watch::channel(Some(checkpoint));
-    reader.acknowledged = receiver;
-    // The transaction that was prepared at the start has ended since.
+    let mut reader = reader(session, &position, None);
+    reader.acknowledged = watch::channel(Some(checkpoint)).1;
     reader.start_holders = ["-1/700".to_owned()].into();
-    let stop = stop(reader).await;
-    assert!(matches!(stop, Stop::ForeignRows { .. }), "{stop}");
+    reader
 }

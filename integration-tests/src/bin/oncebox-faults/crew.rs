@@ -213,7 +213,7 @@ pub(crate) fn signal(pid: u32, name: &str) -> bool {
 fn log_end(log: &std::path::Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
-    let end = lines[lines.len().saturating_sub(30)..].join("\n");
+    let end = lines[lines.len().saturating_sub(60)..].join("\n");
     format!("its log ends:\n{end}")
 }
 

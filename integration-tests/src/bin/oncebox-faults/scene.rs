@@ -164,9 +164,16 @@ impl Scene {
         ];
         crew::until_empty(words("relay", &relay), &log).await?;
         let committed = workload::committed(&self.database).await?;
-        let deadline = Instant::now() + 2 * RECOVERY;
-        while consumer::count(&self.inventory).await? < i64::try_from(committed.len())? {
-            if Instant::now() > deadline {
+        let (mut before, mut moved) = (0, Instant::now());
+        loop {
+            let effects = consumer::count(&self.inventory).await?;
+            if effects >= i64::try_from(committed.len())? {
+                break;
+            }
+            if effects > before {
+                (before, moved) = (effects, Instant::now());
+            }
+            if moved.elapsed() > RECOVERY {
                 // What is missing is lost, and the verdict will say so.
                 let state = consumer::state(&self.inventory).await?;
                 let log = self.consumers.log_end();

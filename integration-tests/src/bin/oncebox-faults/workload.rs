@@ -136,7 +136,7 @@ impl Writer {
                     // A lost connection, or a server that shuts down. Nobody is told that it was committed.
                     break;
                 }
-                let pause = self.rng.random_range(0..60);
+                let pause = self.rng.random_range(0..100);
                 tokio::time::sleep(Duration::from_millis(pause)).await;
             }
         }
