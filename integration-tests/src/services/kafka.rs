@@ -33,6 +33,9 @@ pub struct KafkaOptions {
     /// A PEM file with private key and certificate chain: the SASL listener then speaks TLS and SCRAM-SHA-512, and knows the
     /// users that [`Kafka::scram_user`] adds. Defaults to none. Local processes only.
     pub secure: Option<PathBuf>,
+    /// Java's optimising compiler is left out and the heap halved: the brokers start sooner and are slower at their best. Three
+    /// brokers always are. Defaults to false.
+    pub light: bool,
 }
 
 impl Default for KafkaOptions {
@@ -41,6 +44,7 @@ impl Default for KafkaOptions {
             brokers: 1,
             properties: Vec::new(),
             secure: None,
+            light: false,
         }
     }
 }
@@ -81,6 +85,7 @@ impl Kafka {
             ports,
             properties: options.properties,
             secure: options.secure,
+            light: options.light || options.brokers > 1,
         };
         let (network, brokers) = match runner {
             Runner::Local => (None, local(&scratch, &cluster).await?),
@@ -414,11 +419,10 @@ impl Kafka {
 
 /// Formats the data directory when it is empty, then becomes the broker.
 fn start_script(dir: &Path, class_path: &str, log_config: &Path, cluster: &Cluster) -> String {
-    // three brokers share the machine: less memory, and no optimising compiler to compete with their start
-    let options = if cluster.ports.len() == 1 {
-        "-Xmx1g"
-    } else {
+    let options = if cluster.light {
         "-Xmx512m -XX:TieredStopAtLevel=1"
+    } else {
+        "-Xmx1g"
     };
     let java = format!(
         "java {options} -cp '{class_path}' -Dlog4j2.configurationFile={}",

@@ -59,6 +59,8 @@ pub(super) struct Cluster {
     pub(super) properties: Vec<(String, String)>,
     /// Key and certificate of the SASL listener, if it speaks TLS.
     pub(super) secure: Option<PathBuf>,
+    /// Without Java's optimising compiler.
+    pub(super) light: bool,
 }
 
 impl Cluster {

@@ -128,7 +128,7 @@ impl Simulation {
         let mut config = self.config.clone();
         let mortal = Arc::clone(&process);
         config.on_step = Some(Arc::new(move |step| {
-            let dies = mortal.world().fault(6.0);
+            let dies = mortal.world().fault(20.0);
             if dies {
                 let mut world = mortal.world();
                 world.note(format_args!(
@@ -547,7 +547,7 @@ fn every_schedule_publishes_every_committed_row_once_and_in_order() {
             ("server restarts", 20),
             ("database calls failed", 20),
             ("database answers lost", 20),
-            ("database calls out of time", 2),
+            ("database calls out of time", 1),
             ("kafka requests failed", 20),
             ("kafka answers lost", 20),
             ("kafka outages", 20),

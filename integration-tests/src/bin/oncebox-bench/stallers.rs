@@ -9,9 +9,9 @@ use sqlx::{PgPool, Transaction};
 
 use crate::latency::{self, Latency, Load};
 
-/// What the issue of every staller is: at most so many times slower.
+/// What a staller may cost: at most so many times as long.
 const LIMIT: f64 = 2.0;
-/// A p99 of a few milliseconds is half noise of the machine; so much is none's fault.
+/// Differences below this are the machine's.
 const NOISE_MS: f64 = 2.0;
 
 /// Somebody who holds something open.
@@ -64,7 +64,7 @@ pub(crate) async fn measure(options: Options) -> Result<()> {
             Staller::RollBacks => options.roll_back_seconds,
             _ => options.seconds,
         };
-        let without = alone(&postgres, &kafka, seconds).await?;
+        let without = alone(&postgres, &kafka, options.seconds).await?;
         let with = beside(staller, &postgres, &kafka, seconds).await?;
         let ratio = with.p99_ms / without.p99_ms;
         in_time &= ratio <= LIMIT || with.p99_ms - without.p99_ms <= NOISE_MS;

@@ -152,6 +152,22 @@ impl Kind {
         kinds
     }
 
+    /// Nobody ends or stands still for long.
+    pub(crate) fn is_quick(self) -> bool {
+        matches!(
+            self,
+            Self::LostAnswer(_)
+                | Self::LostRequest(_)
+                | Self::DoubleRequest(_)
+                | Self::CutKafka
+                | Self::CutDatabase
+                | Self::CutCable
+                | Self::CutInventory
+                | Self::ConsumerLostAnswer(_)
+                | Self::ConsumerLostRequest(_)
+        )
+    }
+
     pub(crate) fn stage(self) -> Stage {
         match self {
             Self::DiskFull => Stage::SmallDisk,

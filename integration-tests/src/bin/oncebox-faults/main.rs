@@ -44,6 +44,9 @@ struct Arguments {
     /// How often every kind of fault is injected.
     #[arg(long, default_value_t = 1)]
     each: usize,
+    /// At least so many in all: filled up with those that are over in a second, lost, late and doubled requests and cuts.
+    #[arg(long, default_value_t = 0)]
+    all: usize,
     /// Only kinds whose names begin so; may be repeated.
     #[arg(long = "kind", value_name = "PREFIX")]
     kinds: Vec<String>,
@@ -104,6 +107,8 @@ async fn run(arguments: &Arguments) -> Result<ExitCode> {
         bail!("no fault has such a name, or --each is 0");
     }
     let mut plan: Vec<Kind> = (0..arguments.each).flat_map(|_| kinds.clone()).collect();
+    let quick = kinds.iter().copied().filter(|kind| kind.is_quick());
+    plan.extend(quick.cycle().take(arguments.all.saturating_sub(plan.len())));
     plan.shuffle(&mut StdRng::seed_from_u64(seed));
     let progress = Progress::new(plan.len());
     let mut running = JoinSet::new();
@@ -128,6 +133,9 @@ fn replay(arguments: &Arguments, seed: u64) -> String {
         "cargo xtask faults --seed {seed} --each {} --scenes {}",
         arguments.each, arguments.scenes
     )];
+    if arguments.all > 0 {
+        words.push(format!("--all {}", arguments.all));
+    }
     words.extend(arguments.kinds.iter().map(|kind| format!("--kind {kind}")));
     words.join(" ")
 }

@@ -216,7 +216,11 @@ async fn servers(stage: Stage) -> Result<(Postgres, Kafka)> {
             .into(),
             ..KafkaOptions::default()
         },
-        Stage::Plain | Stage::SmallDisk => KafkaOptions::default(),
+        Stage::Plain | Stage::SmallDisk => KafkaOptions {
+            // Several scenes share the machine.
+            light: true,
+            ..KafkaOptions::default()
+        },
     };
     let postgres = PostgresOptions {
         // Few, so that they can be exhausted soon, and a log that is soon used again.

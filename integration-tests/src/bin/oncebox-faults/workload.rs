@@ -17,7 +17,7 @@ use sqlx::{Connection as _, PgConnection, Row as _};
 use tokio::task::JoinSet;
 
 /// Each writer holds one connection.
-const WRITERS: u64 = 4;
+const WRITERS: u64 = 3;
 /// Few, so that keys are hot and their order is at stake.
 const KEYS: usize = 24;
 
@@ -136,7 +136,7 @@ impl Writer {
                     // A lost connection, or a server that shuts down. Nobody is told that it was committed.
                     break;
                 }
-                let pause = self.rng.random_range(0..100);
+                let pause = self.rng.random_range(0..150);
                 tokio::time::sleep(Duration::from_millis(pause)).await;
             }
         }
