@@ -6,6 +6,8 @@
 //! guards the protection.
 
 mod copy;
+#[cfg(test)]
+mod named;
 mod patch;
 mod verdict;
 

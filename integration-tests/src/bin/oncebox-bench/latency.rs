@@ -57,7 +57,8 @@ pub(crate) struct Latency {
 /// Measures with a relay and an outbox of their own.
 pub(crate) async fn measure(database: &Database, bootstrap: &str, load: Load) -> Result<Latency> {
     let topic = Topic::create(bootstrap, TOPIC).await?;
-    let mut relay = relay::start(database, bootstrap, "lz4", "latency", true)?;
+    let source = database.name().replace('_', "-");
+    let mut relay = relay::start(database, bootstrap, "lz4", &source, true)?;
     let consumer = Watcher::start(bootstrap)?;
 
     let rate = EVENTS_PER_SECOND / WRITERS;
