@@ -11,7 +11,7 @@ use crate::exit::Failure;
 use crate::{http, signals};
 
 pub(crate) async fn run(args: &RelayRun, settings: &Settings) -> Result<(), Failure> {
-    args.know_format.map(know_format);
+    args.know_format.into_iter().for_each(know_format);
     let mut config = settings.relay()?;
     config.on_step = args.kill_at.map(crate::kill_at::KillAt::hook);
     let mode = if args.until_empty {
@@ -63,7 +63,7 @@ pub(crate) async fn rename(args: &RelayRename, settings: &Settings) -> Result<()
 }
 
 pub(crate) async fn upgrade(args: &RelayUpgrade, settings: &Settings) -> Result<(), Failure> {
-    args.know_format.map(know_format);
+    args.know_format.into_iter().for_each(know_format);
     let config = settings.relay_database()?;
     let plan = oncebox_relay::upgrade::upgrade(config, args.apply).await?;
     print(&format!("{plan}\n"))

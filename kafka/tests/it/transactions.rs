@@ -109,7 +109,7 @@ async fn a_producer_goes_on_after_many_refused_batches() {
         }
         Transaction {
             records,
-            rehearsal: n % 3 == 0,
+            rehearsal: n.is_multiple_of(3),
             ..Transaction::default()
         }
     };

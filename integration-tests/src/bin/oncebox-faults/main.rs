@@ -215,7 +215,7 @@ impl Progress {
 
     fn one_more(&self) {
         let done = self.done.fetch_add(1, Relaxed) + 1;
-        if done % 50 == 0 {
+        if done.is_multiple_of(50) {
             let elapsed = self.start.elapsed();
             println!("{done} of {} faults, {elapsed:.0?}", self.all);
         }
