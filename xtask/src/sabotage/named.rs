@@ -26,7 +26,8 @@ fn is_guarantee(word: &str) -> bool {
     let number = word
         .strip_prefix('g')
         .and_then(|rest| rest.split(['_', '-']).next());
-    number.is_some_and(|number| number.parse::<u8>().is_ok())
+    // `g2_…` names all of them.
+    word.is_ascii() && number.is_some_and(|number| number.parse::<u8>().is_ok())
 }
 
 #[test]
