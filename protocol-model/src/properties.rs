@@ -23,7 +23,7 @@ pub const NOTICED: &str = "G10: a relay does not go on when published messages w
 pub const NO_FALSE_STOP: &str = "G10: without a loss nobody stops";
 
 /// Every property.
-pub(crate) fn all(events: &[(&'static str, Event)]) -> Vec<Property<Protocol>> {
+pub(crate) fn all(events: &[Event]) -> Vec<Property<Protocol>> {
     let mut properties = vec![
         Property::always(ROLLED_BACK, nothing_rolled_back),
         Property::always(PUBLISHED, published_at_rest),
@@ -130,11 +130,13 @@ fn no_false_stop(_: &Protocol, state: &State) -> bool {
     state.lossy || state.relays.iter().all(|r| r.stage != Stage::Stopped)
 }
 
-/// Something that must be able to happen with all rules, or a scenario proves nothing.
-pub type Event = fn(&Protocol, &State) -> bool;
+/// Something that must be able to happen with all rules, or a scenario proves nothing: its name, and whether it has.
+pub type Event = (&'static str, fn(&Protocol, &State) -> bool);
 
 /// A gap was burnt: the read position has passed the id of a rolled-back transaction.
-pub fn gap_burnt(_: &Protocol, state: &State) -> bool {
+pub const GAP_BURNT: Event = ("gap burnt", gap_burnt);
+
+fn gap_burnt(_: &Protocol, state: &State) -> bool {
     let writers = state.database.writers.iter();
     let mut burnt = writers
         .filter(|w| w.fate == Fate::RolledBack)
@@ -143,31 +145,41 @@ pub fn gap_burnt(_: &Protocol, state: &State) -> bool {
 }
 
 /// A late row is published after a later one.
-pub fn late_row_published(_: &Protocol, state: &State) -> bool {
+pub const LATE_ROW_PUBLISHED: Event = ("late row published", late_row_published);
+
+fn late_row_published(_: &Protocol, state: &State) -> bool {
     state.kafka.log.is_sorted_by(|a, b| a > b) && state.kafka.log.len() > 1
 }
 
 /// A mark lags behind its checkpoint while nobody runs.
-pub fn crashed_before_the_mark(_: &Protocol, state: &State) -> bool {
+pub const CRASHED_BEFORE_THE_MARK: Event = ("crashed before the mark", crashed_before_the_mark);
+
+fn crashed_before_the_mark(_: &Protocol, state: &State) -> bool {
     let seq = |c: Option<crate::position::Checkpoint>| c.map_or(0, |c| c.seq);
     !state.relays.iter().any(Relay::runs)
         && seq(state.database.mark.checkpoint) < seq(state.kafka.checkpoint)
 }
 
 /// A request of an older producer is still on its way while the next one has a transaction open.
-pub fn late_request_is_fenced(_: &Protocol, state: &State) -> bool {
+pub const LATE_REQUEST_IS_FENCED: Event = ("late request is fenced", late_request_is_fenced);
+
+fn late_request_is_fenced(_: &Protocol, state: &State) -> bool {
     let late = &mut state.kafka.late.iter();
     state.kafka.open.is_some() && late.any(|l| l.producer < state.kafka.producer)
 }
 
 /// Two processes lead, as they see it.
-pub fn two_lead(_: &Protocol, state: &State) -> bool {
+pub const TWO_LEAD: Event = ("two lead", two_lead);
+
+fn two_lead(_: &Protocol, state: &State) -> bool {
     let lead = |r: &&Relay| r.stage == Stage::Leading;
     state.relays.iter().filter(lead).count() == 2
 }
 
 /// A zombie has committed at the last moment, before it was fenced.
-pub fn zombie_committed(_: &Protocol, state: &State) -> bool {
+pub const ZOMBIE_COMMITTED: Event = ("zombie committed", zombie_committed);
+
+fn zombie_committed(_: &Protocol, state: &State) -> bool {
     let mut relays = state.relays.iter();
     relays.any(|r| {
         matches!(r.publishing, Publishing::Committed(..)) && r.producer < state.kafka.producer
@@ -175,18 +187,24 @@ pub fn zombie_committed(_: &Protocol, state: &State) -> bool {
 }
 
 /// Rows were deleted.
-pub fn cleaned_up(_: &Protocol, state: &State) -> bool {
+pub const CLEANED_UP: Event = ("cleaned up", cleaned_up);
+
+fn cleaned_up(_: &Protocol, state: &State) -> bool {
     state.database.mark.low_water > 0
 }
 
 /// A refused message was parked, released and published.
-pub fn released(model: &Protocol, state: &State) -> bool {
+pub const RELEASED: Event = ("released", released);
+
+fn released(model: &Protocol, state: &State) -> bool {
     let mut refused = model.scenario.refused.iter();
     state.database.parked.is_empty() && refused.all(|m| state.kafka.log.contains(m))
 }
 
 /// A release is committed, and nobody remembers it but the checkpoint.
-pub fn half_released(_: &Protocol, state: &State) -> bool {
+pub const HALF_RELEASED: Event = ("half released", half_released);
+
+fn half_released(_: &Protocol, state: &State) -> bool {
     let checkpoint = state.kafka.checkpoint.unwrap_or_default();
     !checkpoint.released.is_empty()
         && !state.relays.iter().any(Relay::runs)
@@ -194,11 +212,15 @@ pub fn half_released(_: &Protocol, state: &State) -> bool {
 }
 
 /// The relay has stopped, and has said why.
-pub fn stopped(_: &Protocol, state: &State) -> bool {
+pub const STOPPED: Event = ("stopped", stopped);
+
+fn stopped(_: &Protocol, state: &State) -> bool {
     state.relays.iter().any(|r| r.stage == Stage::Stopped)
 }
 
 /// After a loss that concerned nothing published, the relay goes on with an id that was issued twice.
-pub fn went_on_after_a_loss(model: &Protocol, state: &State) -> bool {
+pub const WENT_ON_AFTER_A_LOSS: Event = ("went on after a loss", went_on_after_a_loss);
+
+fn went_on_after_a_loss(model: &Protocol, state: &State) -> bool {
     state.lossy && model.is_at_rest(state)
 }

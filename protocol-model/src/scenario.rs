@@ -57,7 +57,7 @@ pub struct Scenario {
     /// What may go wrong.
     pub budget: Budget,
     /// What a search must come across with all rules, or it proves nothing.
-    pub events: Vec<(&'static str, Event)>,
+    pub events: Vec<Event>,
 }
 
 impl Scenario {
@@ -87,7 +87,7 @@ impl Scenario {
         self.budget.fail_overs > 0 && self.writers.iter().any(|w| w.prepared)
     }
 
-    fn of(name: &'static str, writers: &[Spec], budget: Budget) -> Self {
+    fn of(name: &'static str, writers: &[Spec]) -> Self {
         Self {
             name,
             writers: writers.to_vec(),
@@ -96,7 +96,7 @@ impl Scenario {
             batches: 1,
             cleans_up: false,
             refused: Vec::new(),
-            budget,
+            budget: Budget::default(),
             events: Vec::new(),
         }
     }
@@ -104,24 +104,17 @@ impl Scenario {
     /// Three transactions commit or roll back in any order; a relay reads, and crashes once.
     #[must_use]
     pub fn out_of_order() -> Self {
-        let budget = Budget {
-            crashes: 1,
-            ..Budget::default()
-        };
-        let scenario = Self::of("out of order", &[writer(0), writer(1), writer(0)], budget);
         Self {
+            budget: Budget {
+                crashes: 1,
+                ..Budget::default()
+            },
             events: vec![
-                ("gap burnt", properties::gap_burnt as Event),
-                (
-                    "late row published",
-                    properties::late_row_published as Event,
-                ),
-                (
-                    "crashed before the mark",
-                    properties::crashed_before_the_mark as Event,
-                ),
+                properties::GAP_BURNT,
+                properties::LATE_ROW_PUBLISHED,
+                properties::CRASHED_BEFORE_THE_MARK,
             ],
-            ..scenario
+            ..Self::of("out of order", &[writer(0), writer(1), writer(0)])
         }
     }
 
@@ -132,64 +125,46 @@ impl Scenario {
             rows: 2,
             ..writer(0)
         };
-        let budget = Budget {
-            lost_probes: 1,
-            ..Budget::default()
-        };
-        let scenario = Self::of("cut off", &[bulk, writer(1), writer(0)], budget);
         Self {
+            budget: Budget {
+                lost_probes: 1,
+                ..Budget::default()
+            },
             limit: 1,
-            events: vec![
-                ("gap burnt", properties::gap_burnt as Event),
-                (
-                    "late row published",
-                    properties::late_row_published as Event,
-                ),
-            ],
-            ..scenario
+            events: vec![properties::GAP_BURNT, properties::LATE_ROW_PUBLISHED],
+            ..Self::of("cut off", &[bulk, writer(1), writer(0)])
         }
     }
 
     /// A batch is read while the one before commits; the relay crashes twice.
     #[must_use]
     pub fn read_ahead() -> Self {
-        let budget = Budget {
-            crashes: 2,
-            ..Budget::default()
-        };
-        let scenario = Self::of("read ahead", &[writer(0), writer(1), ready(2)], budget);
         Self {
+            budget: Budget {
+                crashes: 2,
+                ..Budget::default()
+            },
             limit: 1,
             batches: 2,
-            events: vec![
-                ("gap burnt", properties::gap_burnt as Event),
-                (
-                    "crashed before the mark",
-                    properties::crashed_before_the_mark as Event,
-                ),
-            ],
-            ..scenario
+            events: vec![properties::GAP_BURNT, properties::CRASHED_BEFORE_THE_MARK],
+            ..Self::of("read ahead", &[writer(0), writer(1), ready(2)])
         }
     }
 
     /// Requests are answered too late, sent again, and arrive in a later transaction (V1).
     #[must_use]
     pub fn late_requests() -> Self {
-        let budget = Budget {
-            crashes: 1,
-            late_ends: 1,
-            late_offsets: 1,
-            aborts: 1,
-            ..Budget::default()
-        };
-        let scenario = Self::of("late requests", &[ready(0), ready(1), ready(2)], budget);
         Self {
+            budget: Budget {
+                crashes: 1,
+                late_ends: 1,
+                late_offsets: 1,
+                aborts: 1,
+                ..Budget::default()
+            },
             limit: 1,
-            events: vec![(
-                "late request is fenced",
-                properties::late_request_is_fenced as Event,
-            )],
-            ..scenario
+            events: vec![properties::LATE_REQUEST_IS_FENCED],
+            ..Self::of("late requests", &[ready(0), ready(1), ready(2)])
         }
     }
 
@@ -210,103 +185,77 @@ impl Scenario {
     /// Two relays believe that they lead, and one crashes.
     #[must_use]
     pub fn two_leaders() -> Self {
-        let budget = Budget {
-            crashes: 1,
-            take_overs: 2,
-            ..Budget::default()
-        };
-        let scenario = Self::of("two leaders", &[ready(0), ready(1)], budget);
         Self {
+            budget: Budget {
+                crashes: 1,
+                take_overs: 2,
+                ..Budget::default()
+            },
             relays: 2,
             limit: 1,
-            events: vec![
-                ("two lead", properties::two_lead as Event),
-                ("zombie committed", properties::zombie_committed as Event),
-            ],
-            ..scenario
+            events: vec![properties::TWO_LEAD, properties::ZOMBIE_COMMITTED],
+            ..Self::of("two leaders", &[ready(0), ready(1)])
         }
     }
 
     /// Rows are deleted behind the mark.
     #[must_use]
     pub fn clean_up() -> Self {
-        let budget = Budget {
-            crashes: 1,
-            ..Budget::default()
-        };
-        let scenario = Self::of("clean-up", &[writer(0), writer(1), ready(2)], budget);
         Self {
+            budget: Budget {
+                crashes: 1,
+                ..Budget::default()
+            },
             limit: 1,
             batches: 2,
             cleans_up: true,
-            events: vec![
-                ("cleaned up", properties::cleaned_up as Event),
-                (
-                    "crashed before the mark",
-                    properties::crashed_before_the_mark as Event,
-                ),
-            ],
-            ..scenario
+            events: vec![properties::CLEANED_UP, properties::CRASHED_BEFORE_THE_MARK],
+            ..Self::of("clean-up", &[writer(0), writer(1), ready(2)])
         }
     }
 
     /// Kafka refuses two messages of different keys; the first blocks one of its key. They are released one by one.
     #[must_use]
     pub fn parking() -> Self {
-        let budget = Budget {
-            crashes: 2,
-            ..Budget::default()
-        };
-        let scenario = Self::of("parking", &[ready(0), ready(1), ready(0)], budget);
         Self {
+            budget: Budget {
+                crashes: 2,
+                ..Budget::default()
+            },
             refused: vec![0, 1],
             limit: 2,
-            events: vec![
-                ("released", properties::released as Event),
-                ("half released", properties::half_released as Event),
-            ],
-            ..scenario
+            events: vec![properties::RELEASED, properties::HALF_RELEASED],
+            ..Self::of("parking", &[ready(0), ready(1), ready(0)])
         }
     }
 
     /// The same with a late row and two leaders.
     #[must_use]
     pub fn parking_by_two() -> Self {
-        let budget = Budget {
-            take_overs: 1,
-            ..Budget::default()
-        };
-        let scenario = Self::of("parking by two", &[writer(0), ready(1)], budget);
         Self {
+            budget: Budget {
+                take_overs: 1,
+                ..Budget::default()
+            },
             relays: 2,
             refused: vec![0, 1],
-            events: vec![
-                ("released", properties::released as Event),
-                ("two lead", properties::two_lead as Event),
-            ],
-            ..scenario
+            events: vec![properties::RELEASED, properties::TWO_LEAD],
+            ..Self::of("parking by two", &[writer(0), ready(1)])
         }
     }
 
     /// A standby database that has fallen behind takes over: committed rows are lost, and ids are issued twice.
     #[must_use]
     pub fn lossy_failover() -> Self {
-        let budget = Budget {
-            fail_overs: 1,
-            ..Budget::default()
-        };
-        let scenario = Self::of("lossy failover", &[ready(0), writer(1), writer(2)], budget);
         Self {
+            budget: Budget {
+                fail_overs: 1,
+                ..Budget::default()
+            },
             limit: 1,
             batches: 2,
-            events: vec![
-                ("stopped", properties::stopped as Event),
-                (
-                    "went on after a loss",
-                    properties::went_on_after_a_loss as Event,
-                ),
-            ],
-            ..scenario
+            events: vec![properties::STOPPED, properties::WENT_ON_AFTER_A_LOSS],
+            ..Self::of("lossy failover", &[ready(0), writer(1), writer(2)])
         }
     }
 
@@ -321,41 +270,27 @@ impl Scenario {
             may_roll_back: false,
             ..open(1)
         };
-        let budget = Budget {
-            fail_overs: 1,
-            ..Budget::default()
-        };
-        let scenario = Self::of("revived", &[prepared, commits, ready(2)], budget);
         Self {
-            events: vec![
-                ("stopped", properties::stopped as Event),
-                (
-                    "went on after a loss",
-                    properties::went_on_after_a_loss as Event,
-                ),
-            ],
-            ..scenario
+            budget: Budget {
+                fail_overs: 1,
+                ..Budget::default()
+            },
+            events: vec![properties::STOPPED, properties::WENT_ON_AFTER_A_LOSS],
+            ..Self::of("revived", &[prepared, commits, ready(2)])
         }
     }
 
     /// A failover loses a parked row.
     #[must_use]
     pub fn lost_parking() -> Self {
-        let budget = Budget {
-            fail_overs: 1,
-            ..Budget::default()
-        };
-        let scenario = Self::of("lost parking", &[ready(0), ready(1)], budget);
         Self {
+            budget: Budget {
+                fail_overs: 1,
+                ..Budget::default()
+            },
             refused: vec![0],
-            events: vec![
-                ("stopped", properties::stopped as Event),
-                (
-                    "went on after a loss",
-                    properties::went_on_after_a_loss as Event,
-                ),
-            ],
-            ..scenario
+            events: vec![properties::STOPPED, properties::WENT_ON_AFTER_A_LOSS],
+            ..Self::of("lost parking", &[ready(0), ready(1)])
         }
     }
 }

@@ -88,6 +88,16 @@ pub(crate) fn newer<'a>(
     }
 }
 
+/// [`check_rows`], if the facts are of the position's time. `false` = the mark is newer: a leader has moved on since the
+/// position was read, and what is missing or too much says nothing.
+pub(crate) fn check_facts(position: &Checkpoint, facts: &Facts) -> Result<bool, Error> {
+    let comparable = newer(&facts.mark, Some(position)) == Some(position);
+    if comparable {
+        check_rows(position, facts)?;
+    }
+    Ok(comparable)
+}
+
 /// Compares a position with facts that were collected for it in one snapshot: the row `high` is there, and the rows that
 /// the position settled are there, all of them and no other.
 pub(crate) fn check_rows(position: &Checkpoint, facts: &Facts) -> Result<(), Error> {

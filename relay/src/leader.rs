@@ -139,14 +139,8 @@ pub(crate) async fn check_rows<S: Session>(
     let facts = session
         .facts(position.high, &position.gaps, &chosen.released)
         .await?;
-    if identity::newer(&facts.mark, Some(&chosen)) != Some(&chosen) {
-        // A living leader moved on between the two looks; the lease is not free anyway.
-        return Ok(FirstLook {
-            mark: facts.mark,
-            checkpoint,
-        });
-    }
-    identity::check_rows(&chosen, &facts)?;
+    // Not comparable = a living leader moved on between the two looks; the lease is not free anyway.
+    identity::check_facts(&chosen, &facts)?;
     Ok(FirstLook {
         mark: facts.mark,
         checkpoint,
@@ -296,7 +290,8 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
         checkpoint.as_ref(),
     )?;
     // G10: looked at before the rows, so that whoever commits after that look is one of them and the rows are checked again.
-    let start_holders = reader.probe().await?.holders;
+    // G2: whenever a position is loaded, its gaps take the holders of now.
+    let holders = reader.probe().await?.holders;
     let look = check_rows(&mut reader, mark, checkpoint).await?;
     if look.mark.epoch != epoch {
         return Err(Error::Deposed(look.mark.epoch));
@@ -329,10 +324,8 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
         return Err(Error::Tainted(reason));
     }
 
-    // G2: whenever a position is loaded, its gaps take the holders of now.
-    let holders = reader.probe().await?.holders;
     let limit = BASE_BYTES.saturating_sub(claim.head_bytes() + Tracker::RESERVE);
-    let tracker = Tracker::load(claim.position.clone(), holders, limit);
+    let tracker = Tracker::load(claim.position.clone(), holders.clone(), limit);
     let tracker = if S::GAPLESS {
         tracker.gapless()
     } else {
@@ -344,7 +337,7 @@ pub(crate) async fn begin_term<S: ParkingSession, L: Log>(
         tracker,
         health: health.clone(),
         until: None,
-        start_holders,
+        start_holders: holders,
         acknowledged: acknowledged_rx,
     };
     tracing::info!(

@@ -12,6 +12,7 @@
 
 mod database;
 mod kafka;
+mod session;
 mod world;
 
 use std::collections::BTreeMap;
@@ -26,8 +27,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use self::database::{FakeSession, Stored};
+use self::database::Stored;
 use self::kafka::{FakeLog, TRANSACTION_TIMEOUT};
+use self::session::FakeSession;
 use self::world::{Process, SELF, World};
 use super::{Exit, Mode, Relay};
 use crate::config::{Config, Database};

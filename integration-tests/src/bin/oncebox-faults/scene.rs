@@ -1,7 +1,7 @@
 //! Where faults happen: private servers, an outbox, a topic, two relays and two consumers, writers at work.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -56,7 +56,7 @@ pub(crate) struct Scene {
     pub(crate) apart: Vec<History>,
     /// A server for those.
     pub(crate) spare: Option<Postgres>,
-    pub(crate) scratch: tempfile::TempDir,
+    scratch: tempfile::TempDir,
     workload: Workload,
 }
 
@@ -126,6 +126,11 @@ impl Scene {
             workload,
         };
         Ok(scene)
+    }
+
+    /// The file for what a fault's own processes write.
+    pub(crate) fn log(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
     }
 
     /// Waits until relays commit and consumers work again.
@@ -279,10 +284,4 @@ fn entry(record: &Record) -> Result<(Entry, Place)> {
         offset: record.offset,
     };
     Ok((entry, place))
-}
-
-/// The directory that logs go to.
-pub(crate) fn log(scene: &Scene, name: &str) -> std::path::PathBuf {
-    let dir: &Path = scene.scratch.path();
-    dir.join(name)
 }

@@ -96,6 +96,30 @@ impl Workload {
     }
 }
 
+/// Commits messages outside the workload, one by one, numbered from `first` and on three keys. For a topic that has a
+/// history of its own, without a business row.
+pub(crate) async fn commit(
+    database: &Database,
+    topic: &str,
+    first: usize,
+    messages: usize,
+) -> Result<Vec<Entry>> {
+    let mut conn = PgConnection::connect_with(&database.options()).await?;
+    let outbox = Outbox::new(Config::default());
+    let mut committed = Vec::new();
+    for number in first..first + messages {
+        let (number, key) = (i64::try_from(number)?, format!("key-{}", number % 3));
+        let mut tx = conn.begin().await?;
+        let message = Message::new(topic)
+            .key(key.clone())
+            .payload(number.to_string());
+        let id = outbox.enqueue(&mut tx, message).await?.as_uuid();
+        tx.commit().await?;
+        committed.push(Entry { id, key, number });
+    }
+    Ok(committed)
+}
+
 /// What was committed: the business rows, which were written in the same transactions as the messages.
 pub(crate) async fn committed(database: &Database) -> Result<Vec<Entry>> {
     entries(database, "SELECT id, key, number FROM orders").await

@@ -1,5 +1,9 @@
 //! Messages that Kafka refuses, and topics that are paused, on real databases.
 
+use std::collections::BTreeSet;
+
+use uuid::Uuid;
+
 use super::*;
 use crate::park;
 use crate::session::{Cause, Filter, ParkingSession, Request};

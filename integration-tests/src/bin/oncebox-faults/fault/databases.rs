@@ -6,7 +6,6 @@ use anyhow::{Context as _, Result, ensure};
 use oncebox_integration_tests::history::{Entry, History};
 use oncebox_integration_tests::services::{Database, Kafka, Postgres};
 use oncebox_migrations::Names;
-use oncebox_outbox::{Config, Message, Outbox};
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use sqlx::{Connection as _, PgConnection};
@@ -14,6 +13,7 @@ use sqlx::{Connection as _, PgConnection};
 use super::PATIENCE;
 use crate::crew;
 use crate::scene::{self, Scene};
+use crate::workload;
 
 /// Ends every other session of a database.
 pub(super) async fn cut(database: &Database) -> Result<bool> {
@@ -106,7 +106,7 @@ impl Scene {
             Some(server) => server,
             None => Postgres::start(Default::default()).await?,
         };
-        let mut shop = Shop::open(&primary, &self.kafka, scene::log(self, "failover.log")).await?;
+        let mut shop = Shop::open(&primary, &self.kafka, self.log("failover.log")).await?;
         shop.commit(rng.random_range(1..20)).await?;
         shop.until_empty().await?;
         let standby = primary.standby().await?;
@@ -186,19 +186,9 @@ impl Shop {
     }
 
     async fn commit(&mut self, messages: usize) -> Result<()> {
-        let mut conn = PgConnection::connect_with(&self.database.options()).await?;
-        let outbox = Outbox::new(Config::default());
-        for _ in 0..messages {
-            let number = i64::try_from(self.committed.len())? + 1;
-            let key = format!("key-{}", number % 3);
-            let mut tx = conn.begin().await?;
-            let message = Message::new(&self.topic)
-                .key(key.clone())
-                .payload(number.to_string());
-            let id = outbox.enqueue(&mut tx, message).await?.as_uuid();
-            tx.commit().await?;
-            self.committed.push(Entry { id, key, number });
-        }
+        let next = self.committed.len() + 1;
+        let new = workload::commit(&self.database, &self.topic, next, messages).await?;
+        self.committed.extend(new);
         Ok(())
     }
 

@@ -3,17 +3,15 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail, ensure};
-use oncebox_integration_tests::history::{Entry, History};
-use oncebox_outbox::{Config, Message, Outbox};
+use oncebox_integration_tests::history::History;
 use oncebox_relay::Step;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use sqlx::Connection as _;
 
 use super::PATIENCE;
 use crate::crew::{self, signal};
 use crate::scene::{self, RECOVERY, Scene};
-use crate::workload::LARGE;
+use crate::workload::{self, LARGE};
 
 impl Scene {
     /// The topic refuses the large records of the workload until relays have parked some; one kills itself at a step of
@@ -76,19 +74,8 @@ impl Scene {
     /// Hits when the messages of the missing topic are parked while others are published.
     pub(super) async fn missing_topic(&mut self, rng: &mut StdRng) -> Result<bool> {
         let topic = format!("late-{}", uuid::Uuid::new_v4().simple());
-        let mut conn = sqlx::PgConnection::connect_with(&self.database.options()).await?;
-        let outbox = Outbox::new(Config::default());
-        let mut committed = Vec::new();
-        for number in 1..=rng.random_range(2..20) {
-            let mut tx = conn.begin().await?;
-            let key = format!("key-{}", number % 3);
-            let message = Message::new(&topic)
-                .key(key.clone())
-                .payload(number.to_string());
-            let id = outbox.enqueue(&mut tx, message).await?.as_uuid();
-            tx.commit().await?;
-            committed.push(Entry { id, key, number });
-        }
+        let messages = rng.random_range(2..20);
+        let committed = workload::commit(&self.database, &topic, 1, messages).await?;
         let hit = self.parks().await?;
         let before = self.watch.seq().await?;
         self.recovered().await?;
@@ -161,6 +148,6 @@ impl Scene {
         let url = [("--database-url", self.database.url())];
         let mut all = scene::words(&format!("relay {command}"), &url);
         all.extend(more.iter().map(|&word| word.to_owned()));
-        crew::run(&all, &scene::log(self, "operator.log")).await
+        crew::run(&all, &self.log("operator.log")).await
     }
 }
