@@ -32,6 +32,7 @@ pub(crate) const MIGRATIONS: &[Migration] = migrations![
     1 "0001_outbox.sql" "outbox",
     2 "0002_inbox.sql" "inbox",
     3 "0003_parking.sql" "parking",
+    4 "0004_failures.sql" "failures",
 ];
 
 /// The newest version of the schema that this build knows.

@@ -114,6 +114,30 @@ impl Names {
         self.table(dialect, "dead_letter")
     }
 
+    /// The keys whose messages are parked instead of handled, quoted and qualified.
+    #[must_use]
+    pub fn blocked_key(&self, dialect: Dialect) -> String {
+        self.table(dialect, "blocked_key")
+    }
+
+    /// The messages that failed and will be tried again, quoted and qualified.
+    #[must_use]
+    pub fn attempt(&self, dialect: Dialect) -> String {
+        self.table(dialect, "attempt")
+    }
+
+    /// The consumers that stopped because many messages failed in a row, quoted and qualified.
+    #[must_use]
+    pub fn breaker(&self, dialect: Dialect) -> String {
+        self.table(dialect, "breaker")
+    }
+
+    /// The record of what was consumed, quoted and qualified.
+    #[must_use]
+    pub fn record(&self, dialect: Dialect) -> String {
+        self.table(dialect, "record")
+    }
+
     /// The history of the migrations, quoted and qualified.
     #[must_use]
     pub fn history(&self, dialect: Dialect) -> String {

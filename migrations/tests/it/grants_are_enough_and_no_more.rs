@@ -179,7 +179,7 @@ async fn a_consumer_may_use_its_three_tables() {
                 "SELECT * FROM ob.oncebox_mark",
                 "UPDATE ob.oncebox_inbox SET seen_at = now()",
                 "TRUNCATE ob.oncebox_inbox",
-                "UPDATE ob.oncebox_dead_letter SET error = ''",
+                "UPDATE ob.oncebox_inbox SET consumer = ''",
                 "UPDATE ob.oncebox_migrations SET name = 'x'",
                 "CREATE TABLE ob.mine (id int)",
             ],

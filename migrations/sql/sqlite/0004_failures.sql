@@ -1,0 +1,65 @@
+-- Failed messages of a consumer: persisted attempts, blocked keys, replay of dead letters, and the record of what was consumed.
+
+-- A letter is dead (given up), or parked: it waits, with every later message of its key, until an operator releases it.
+-- replay_at is an operator's order, carried out by the consumer, not before that time; replays counts those in vain.
+ALTER TABLE "{prefix}dead_letter" ADD COLUMN parked           INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE "{prefix}dead_letter" ADD COLUMN record_timestamp INTEGER; -- Kafka's timestamp of the record, ms
+ALTER TABLE "{prefix}dead_letter" ADD COLUMN first_failed_at  INTEGER;
+ALTER TABLE "{prefix}dead_letter" ADD COLUMN replay_at        INTEGER;
+ALTER TABLE "{prefix}dead_letter" ADD COLUMN replays          INTEGER NOT NULL DEFAULT 0;
+CREATE INDEX "{prefix}dead_letter_replay" ON "{prefix}dead_letter" (consumer, replay_at) WHERE replay_at IS NOT NULL;
+CREATE INDEX "{prefix}dead_letter_parked" ON "{prefix}dead_letter" (consumer, topic, key, partition, record_offset) WHERE parked;
+
+-- While a key is here, its messages are parked instead of handled.
+CREATE TABLE "{prefix}blocked_key" (
+  consumer   TEXT    NOT NULL,
+  topic      TEXT    NOT NULL,
+  key        BLOB    NOT NULL,
+  reason     TEXT    NOT NULL,
+  blocked_at INTEGER NOT NULL DEFAULT (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000),
+  PRIMARY KEY (consumer, topic, key)
+) WITHOUT ROWID;
+
+-- A message that failed and will be tried again: a restart or a rebalance goes on counting.
+CREATE TABLE "{prefix}attempt" (
+  consumer      TEXT    NOT NULL,
+  topic         TEXT    NOT NULL,
+  partition     INTEGER NOT NULL,
+  record_offset INTEGER NOT NULL,
+  message_id    BLOB    NOT NULL,
+  attempts      INTEGER NOT NULL,
+  error         TEXT    NOT NULL,
+  first_at      INTEGER NOT NULL DEFAULT (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000),
+  due_at        INTEGER NOT NULL,                     -- not tried before this
+  PRIMARY KEY (consumer, topic, partition, record_offset)
+) WITHOUT ROWID;
+
+-- Many messages failed in a row: that is an outage and not poison. The consumer stops until somebody accepts it.
+CREATE TABLE "{prefix}breaker" (
+  consumer   TEXT    NOT NULL,
+  topic      TEXT    NOT NULL,
+  failures   INTEGER NOT NULL,
+  error      TEXT    NOT NULL,
+  tripped_at INTEGER NOT NULL DEFAULT (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000),
+  PRIMARY KEY (consumer, topic)
+) WITHOUT ROWID;
+
+-- What was consumed, one row per settled message, in the transaction that settled it.
+CREATE TABLE "{prefix}record" (
+  id            INTEGER PRIMARY KEY,
+  consumer      TEXT    NOT NULL,
+  topic         TEXT    NOT NULL,
+  partition     INTEGER NOT NULL,
+  record_offset INTEGER NOT NULL,
+  message_id    BLOB    NOT NULL,
+  business_id   TEXT,
+  status        TEXT    NOT NULL CHECK (status IN ('effect', 'dead', 'parked')),
+  attempts      INTEGER NOT NULL,
+  first_at      INTEGER NOT NULL,                     -- of the first attempt
+  settled_at    INTEGER NOT NULL DEFAULT (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000),
+  duration_us   INTEGER NOT NULL,                     -- of the handler's last call, microseconds
+  error         TEXT
+);
+CREATE INDEX "{prefix}record_message" ON "{prefix}record" (message_id);
+CREATE INDEX "{prefix}record_business" ON "{prefix}record" (business_id) WHERE business_id IS NOT NULL;
+CREATE INDEX "{prefix}record_settled_at" ON "{prefix}record" (settled_at);
