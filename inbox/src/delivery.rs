@@ -82,41 +82,41 @@ impl Delivery {
 #[derive(Debug)]
 pub(crate) enum Identified {
     /// A message with an identity.
-    Known(Delivery),
+    Known,
     /// A record that must not be handled; a dead letter, under an id made from its place.
-    Unusable(Delivery, String),
+    Unusable(String),
+    /// An envelope version this build does not know ([`Error::UnknownEnvelope`]). That is a deployment in the wrong order and
+    /// not a poison message: it stops the consumer, so that a whole topic does not end up in the dead-letter table.
+    Stop(Box<Error>),
 }
 
 /// Gives a record its identity.
-///
-/// # Errors
-///
-/// [`Error::UnknownEnvelope`] for an envelope version this build does not know. That is a deployment in the wrong order and not
-/// a poison message: it stops the consumer, so that a whole topic does not end up in the dead-letter table.
 pub(crate) fn identify(
-    message: &oncebox_kafka::Message,
+    message: oncebox_kafka::Message,
     topic_id: &str,
     policy: &ForeignId,
-) -> Result<Identified, Error> {
+) -> (Delivery, Identified) {
+    let decoded = envelope::decode(&message.headers);
     let mut delivery = Delivery {
-        topic: Arc::clone(&message.topic),
-        partition: message.partition,
-        offset: message.offset,
         timestamp_ms: (message.timestamp_ms >= 0).then_some(message.timestamp_ms),
-        key: message.key.clone(),
-        payload: message.payload.clone(),
-        headers: message.headers.clone().into(),
-        message_id: foreign::by_place(topic_id, message.partition, message.offset),
+        message_id: Uuid::nil(),
         kind: None,
         source: None,
         source_epoch: None,
         outbox_id: None,
         created_at: None,
-        traceparent: text(message, "traceparent"),
-        tracestate: text(message, "tracestate"),
+        traceparent: text(&message, "traceparent"),
+        tracestate: text(&message, "tracestate"),
         attempt: 1,
+        topic: message.topic,
+        partition: message.partition,
+        offset: message.offset,
+        key: message.key,
+        payload: message.payload,
+        headers: message.headers.into(),
     };
-    match envelope::decode(&message.headers) {
+    let by_place = |d: &Delivery| foreign::by_place(topic_id, d.partition, d.offset);
+    let identified = match decoded {
         Ok(Some(decoded)) => {
             delivery.message_id = decoded.message_id;
             delivery.kind = decoded.kind;
@@ -127,33 +127,35 @@ pub(crate) fn identify(
                 i128::from(decoded.created_at_micros) * 1_000,
             )
             .ok();
-            Ok(Identified::Known(delivery))
+            return (delivery, Identified::Known);
         }
-        Ok(None) => Ok(match policy {
-            ForeignId::PartitionOffset => Identified::Known(delivery),
-            ForeignId::Header(name) => match delivery.header(name) {
-                Some(value) => {
+        Ok(None) => match policy {
+            ForeignId::PartitionOffset => Identified::Known,
+            ForeignId::Header(name) => {
+                if let Some(value) = delivery.header(name) {
                     delivery.message_id = foreign::by_header(name, value);
-                    Identified::Known(delivery)
+                    return (delivery, Identified::Known);
                 }
-                None => Identified::Unusable(
-                    delivery,
-                    format!("no Oncebox envelope and no header `{name}` to know the message by"),
-                ),
-            },
+                Identified::Unusable(format!(
+                    "no Oncebox envelope and no header `{name}` to know the message by"
+                ))
+            }
             ForeignId::Refuse => Identified::Unusable(
-                delivery,
                 "no Oncebox envelope, and messages without one are refused here".to_owned(),
             ),
-        }),
-        Err(problem @ EnvelopeError::UnknownVersion { .. }) => Err(Error::UnknownEnvelope {
-            topic: message.topic.to_string(),
-            partition: message.partition,
-            offset: message.offset,
-            problem: problem.to_string(),
-        }),
-        Err(problem) => Ok(Identified::Unusable(delivery, problem.to_string())),
-    }
+        },
+        Err(problem @ EnvelopeError::UnknownVersion { .. }) => {
+            Identified::Stop(Box::new(Error::UnknownEnvelope {
+                topic: delivery.topic.to_string(),
+                partition: delivery.partition,
+                offset: delivery.offset,
+                problem: problem.to_string(),
+            }))
+        }
+        Err(problem) => Identified::Unusable(problem.to_string()),
+    };
+    delivery.message_id = by_place(&delivery);
+    (delivery, identified)
 }
 
 fn text(message: &oncebox_kafka::Message, name: &str) -> Option<String> {

@@ -94,6 +94,20 @@ pub enum Error {
         /// Why the dead letter cannot be written.
         problem: String,
     },
+    /// Many messages failed in a row: that is an outage, or the wrong topic, and not poison (G8).
+    #[error(
+        "{failures} messages of {topic} failed in a row for consumer `{consumer}`, the last one with: {failure}. That looks like an outage and not like poison: nothing more is written off. Repair it, then: oncebox inbox resume --consumer {consumer} --accept-failures"
+    )]
+    Breaker {
+        /// The consumer.
+        consumer: String,
+        /// The topic.
+        topic: String,
+        /// How many failed in a row.
+        failures: u32,
+        /// Why the last one failed.
+        failure: String,
+    },
     /// The consumer's thread ended without a result: a bug, please report it.
     #[error("the consumer thread ended unexpectedly")]
     Thread,
@@ -115,7 +129,10 @@ impl Error {
     pub fn is_stop(&self) -> bool {
         matches!(
             self,
-            Self::Position { .. } | Self::UnknownEnvelope { .. } | Self::DeadLetter { .. }
+            Self::Position { .. }
+                | Self::UnknownEnvelope { .. }
+                | Self::DeadLetter { .. }
+                | Self::Breaker { .. }
         )
     }
 

@@ -17,9 +17,23 @@ pub type BoxError = Box<dyn StdError + Send + Sync + 'static>;
 /// What a handler returns: `Box::pin(async move { … })`.
 pub type HandlerFuture<'a> = Pin<Box<dyn Future<Output = Result<(), HandlerError>> + Send + 'a>>;
 
-pub(crate) type Handler<D> = Arc<
+type Each<D> = Arc<
     dyn for<'a> Fn(&'a mut Transaction<'static, D>, Delivery) -> HandlerFuture<'a> + Send + Sync,
 >;
+type Whole<D> = Arc<
+    dyn for<'a> Fn(&'a mut Transaction<'static, D>, &'a [Delivery]) -> HandlerFuture<'a>
+        + Send
+        + Sync,
+>;
+
+/// The two kinds of handlers.
+#[derive(Clone)]
+pub(crate) enum Handler<D: sqlx::Database> {
+    /// Called for each message.
+    Each(Each<D>),
+    /// Called once for all messages of a transaction.
+    Batch(Whole<D>),
+}
 
 /// Why a handler did not do its work. Everything it wrote through the transaction is rolled back.
 ///

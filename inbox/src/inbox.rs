@@ -16,13 +16,18 @@ use crate::feed::KafkaFeed;
 use crate::foreign::ForeignId;
 use crate::handler::{Handler, HandlerFuture};
 use crate::process::Processor;
-use crate::retry::RetryPolicy;
+use crate::dedup::Dedup;
+use crate::partition::Limits;
+use crate::process::BusinessId;
+use crate::retry::{OnFailure, RetryPolicy};
 use crate::stats::Stats;
 use crate::step::StepHook;
-use crate::worker::{Settings, Worker};
+use crate::worker::{Settings, work};
 
 /// librdkafka's default of `max.poll.interval.ms`.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(300);
+
+const DAY: Duration = Duration::from_secs(86_400);
 
 /// A consumer in the making: what it is called, what it reads, and how it treats failures.
 ///
@@ -35,6 +40,15 @@ pub struct Inbox<D: InboxStore> {
     consumer: String,
     topics: Vec<String>,
     retry: RetryPolicy,
+    on_failure: OnFailure,
+    breaker: Option<u32>,
+    dedup: Dedup,
+    window: Duration,
+    outbox_retention: Duration,
+    batch: usize,
+    lanes: usize,
+    connections: Option<usize>,
+    record: Option<BusinessId>,
     foreign_id: ForeignId,
     idle_limit: Duration,
     handler_limit: Duration,
@@ -59,7 +73,8 @@ impl<D: InboxStore> fmt::Debug for Inbox<D> {
 
 impl<D: InboxStore> Inbox<D> {
     /// A consumer that keeps its marks and positions in the database of `pool`, which is also the database its handler
-    /// writes to. One connection is used at a time; a few more let the pool replace a broken one.
+    /// writes to. How many connections it uses at a time says [`Self::connections`]; one more lets the pool replace a broken
+    /// one.
     #[must_use]
     pub fn new(pool: Pool<D>, kafka: oncebox_kafka::Config) -> Self {
         Self {
@@ -69,6 +84,15 @@ impl<D: InboxStore> Inbox<D> {
             consumer: String::new(),
             topics: Vec::new(),
             retry: RetryPolicy::default(),
+            on_failure: OnFailure::default(),
+            breaker: Some(100),
+            dedup: Dedup::default(),
+            window: 7 * DAY,
+            outbox_retention: DAY,
+            batch: 100,
+            lanes: 1,
+            connections: None,
+            record: None,
             foreign_id: ForeignId::default(),
             idle_limit: Duration::from_secs(60),
             handler_limit: Duration::from_secs(300),
@@ -105,6 +129,84 @@ impl<D: InboxStore> Inbox<D> {
     #[must_use]
     pub fn retry(mut self, policy: RetryPolicy) -> Self {
         self.retry = policy;
+        self
+    }
+
+    /// What becomes of a message after the last attempt. Defaults to [`OnFailure::DeadLetter`].
+    #[must_use]
+    pub fn on_failure(mut self, policy: OnFailure) -> Self {
+        self.on_failure = policy;
+        self
+    }
+
+    /// So many messages of a topic that fail in a row, none of them with an effect in between, are an outage and not poison:
+    /// the consumer stops with [`Error::Breaker`] instead of writing them off, and does not start again before
+    /// `oncebox inbox resume --accept-failures`. `None` = never. Defaults to 100.
+    #[must_use]
+    pub fn breaker(mut self, failures: Option<u32>) -> Self {
+        self.breaker = failures;
+        self
+    }
+
+    /// How a duplicate is known. Defaults to [`Dedup::ById`].
+    #[must_use]
+    pub fn dedup(mut self, dedup: Dedup) -> Self {
+        self.dedup = dedup;
+        self
+    }
+
+    /// How long the mark of a message is kept, from first sight: the dedup window of [`Dedup::ById`]. A duplicate that comes
+    /// later is handled again. Must not be shorter than the time for which the same message can come once more: the
+    /// retention of the outbox ([`Self::outbox_retention`]) and the longest retry ([`RetryPolicy::horizon`]). Defaults to
+    /// 7 days.
+    #[must_use]
+    pub fn window(mut self, window: Duration) -> Self {
+        self.window = window;
+        self
+    }
+
+    /// How long the outbox keeps published rows (`oncebox relay --retention`): for so long an operator may publish them
+    /// again. Compared with the window. Defaults to 1 day.
+    #[must_use]
+    pub fn outbox_retention(mut self, retention: Duration) -> Self {
+        self.outbox_retention = retention;
+        self
+    }
+
+    /// Most messages of a lane that share a transaction. A batch is what is waiting, up to here; it grows while transactions
+    /// take less than a quarter of a second, and a message that fails in one is redone alone. 1 = each message has a
+    /// transaction of its own. Defaults to 100.
+    #[must_use]
+    pub fn batch(mut self, messages: usize) -> Self {
+        self.batch = messages;
+        self
+    }
+
+    /// Lanes of a partition: messages of one key stay in one lane, in their order; lanes run side by side, each with a
+    /// transaction of its own. Useful when handlers wait for something; not on SQLite, which writes one transaction at a
+    /// time, and not with [`Dedup::ByOffset`]. Defaults to 1.
+    #[must_use]
+    pub fn lanes(mut self, lanes: usize) -> Self {
+        self.lanes = lanes;
+        self
+    }
+
+    /// Transactions at the same time, over all partitions and lanes: so many connections of the pool are used. Defaults to
+    /// what the pool has less one, at most 8; 1 on SQLite.
+    #[must_use]
+    pub fn connections(mut self, connections: usize) -> Self {
+        self.connections = Some(connections);
+        self
+    }
+
+    /// Writes a row of `oncebox_record` for every settled message, in the transaction that settles it: message id, the id that
+    /// the business calls it by (from `business_id`), status, attempts, times, duration, error. Defaults to none.
+    #[must_use]
+    pub fn record<F>(mut self, business_id: F) -> Self
+    where
+        F: Fn(&Delivery) -> Option<String> + Send + Sync + 'static,
+    {
+        self.record = Some(Arc::new(business_id));
         self
     }
 
@@ -182,7 +284,38 @@ impl<D: InboxStore> Inbox<D> {
     {
         Consumer {
             inbox: self,
-            handler: Arc::new(handler),
+            handler: Handler::Each(Arc::new(handler)),
+        }
+    }
+
+    /// The same with a function that is called once for all messages of a transaction, to write them with few statements.
+    /// They are in the order of the partition; with [`Self::lanes`] those of one lane. When it fails, the batch is halved until
+    /// the message that it fails with is alone.
+    ///
+    /// ```
+    /// # use oncebox_inbox::{Delivery, HandlerError, Inbox};
+    /// # fn example(pool: sqlx::PgPool, kafka: oncebox_kafka::Config) {
+    /// let consumer = Inbox::new(pool, kafka)
+    ///     .consumer("points")
+    ///     .topic("orders")
+    ///     .batch(500)
+    ///     .handle_batch(|tx, deliveries| Box::pin(async move {
+    ///         let ids: Vec<_> = deliveries.iter().map(|d| d.message_id).collect();
+    ///         sqlx::query("INSERT INTO points (message) SELECT unnest($1::uuid[])").bind(ids).execute(&mut **tx).await?;
+    ///         Ok(())
+    ///     }));
+    /// # let _ = consumer; }
+    /// ```
+    pub fn handle_batch<F>(self, handler: F) -> Consumer<D>
+    where
+        F: for<'a> Fn(&'a mut Transaction<'static, D>, &'a [Delivery]) -> HandlerFuture<'a>
+            + Send
+            + Sync
+            + 'static,
+    {
+        Consumer {
+            inbox: self,
+            handler: Handler::Batch(Arc::new(handler)),
         }
     }
 
@@ -206,6 +339,27 @@ impl<D: InboxStore> Inbox<D> {
                 "retry",
                 "attempts is 0: the handler is called at least once",
             ));
+        }
+        for (setting, value) in [("batch", self.batch), ("lanes", self.lanes)] {
+            if !(1..=10_000).contains(&value) {
+                let problem = format!("is {value}; 1 to 10000 are allowed");
+                return Err(Error::config(setting, problem));
+            }
+        }
+        if self.connections == Some(0) {
+            return Err(Error::config("connections", "is 0: nothing would be done"));
+        }
+        if self.dedup == Dedup::ByOffset && self.lanes > 1 {
+            return Err(Error::config(
+                "lanes",
+                format!(
+                    "is {}; with Dedup::ByOffset the position alone says what is settled, and that needs one lane",
+                    self.lanes
+                ),
+            ));
+        }
+        if self.dedup == Dedup::ById {
+            self.check_window()?;
         }
         if self.handler_limit.is_zero() {
             return Err(Error::config(
@@ -233,6 +387,27 @@ impl<D: InboxStore> Inbox<D> {
         self.kafka
             .check()
             .map_err(|e| Error::kafka("use the Kafka configuration", e))
+    }
+
+    /// A duplicate that comes after the end of the window is handled again.
+    fn check_window(&self) -> Result<(), Error> {
+        let horizon = self.retry.horizon();
+        for (what, least) in [
+            ("the outbox keeps published rows (`outbox_retention`)", self.outbox_retention),
+            ("a message may be retried (`retry`)", horizon),
+        ] {
+            if self.window < least {
+                return Err(Error::config(
+                    "window",
+                    format!(
+                        "is {} s, shorter than {what}: {} s; a duplicate within that time would have a second effect",
+                        self.window.as_secs(),
+                        least.as_secs()
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 
     fn max_poll_interval(&self) -> Result<Duration, Error> {
@@ -311,6 +486,20 @@ impl<D: InboxStore> Consumer<D> {
             .await
             .map_err(|e| Error::database("connect to the database", e))?;
         D::check(&mut conn, &inbox.names).await?;
+        let statements = D::statements(&inbox.names, inbox.idle_limit);
+        for topic in &inbox.topics {
+            let tripped = D::tripped(&mut conn, &statements, &inbox.consumer, topic)
+                .await
+                .map_err(|e| Error::database("look for a stop", e))?;
+            if let Some((failures, failure)) = tripped {
+                return Err(Error::Breaker {
+                    consumer: inbox.consumer,
+                    topic: topic.clone(),
+                    failures: u32::try_from(failures).unwrap_or_default(),
+                    failure,
+                });
+            }
+        }
         drop(conn);
         for topic in &inbox.topics {
             let id = oncebox_kafka::topic_id(&inbox.kafka, topic)
@@ -324,32 +513,33 @@ impl<D: InboxStore> Consumer<D> {
         }
         let stop = shutdown.child_token();
         let _stop_when_dropped = stop.clone().drop_guard();
-        let (answer, result) = tokio::sync::oneshot::channel();
-        let runtime = Handle::current();
-        std::thread::Builder::new()
-            .name(format!("inbox {}", inbox.consumer))
-            .spawn(move || {
-                let _ = answer.send(consume(inbox, handler, runtime, stop));
-            })
-            .map_err(|_| Error::Thread)?;
-        result.await.map_err(|_| Error::Thread)?
+        let worker = tokio::spawn(consume(inbox, handler, stop));
+        worker.await.map_err(|_| Error::Thread)?
     }
 }
 
-/// The life of the consumer's thread.
-fn consume<D: InboxStore>(
+/// The life of the consumer, also when nobody waits for it any more.
+async fn consume<D: InboxStore>(
     inbox: Inbox<D>,
     handler: Handler<D>,
-    runtime: Handle,
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let Inbox { kafka, topics, .. } = &inbox;
-    let feed = KafkaFeed::subscribe(kafka.clone(), &inbox.consumer, topics, runtime.clone())
+    let feed = KafkaFeed::subscribe(kafka.clone(), &inbox.consumer, topics, Handle::current())
         .map_err(|e| Error::kafka("create the Kafka consumer", e))?;
+    let pooled = usize::try_from(inbox.pool.options().get_max_connections()).unwrap_or(1);
+    let connections = match inbox.connections {
+        Some(connections) => connections,
+        None if D::IN_PROCESS => 1,
+        None => pooled.saturating_sub(1).clamp(1, 8),
+    };
     let processor = Processor {
         statements: D::statements(&inbox.names, inbox.idle_limit),
         pool: inbox.pool,
         handler,
+        dedup: inbox.dedup,
+        on_failure: inbox.on_failure,
+        record: inbox.record,
         on_step: inbox.on_step,
         idle_limit: inbox.idle_limit,
         handler_limit: inbox.handler_limit,
@@ -358,8 +548,14 @@ fn consume<D: InboxStore>(
         consumer: inbox.consumer.into(),
         retry: inbox.retry,
         foreign_id: inbox.foreign_id,
-        check_interval: inbox.check_interval,
+        limits: Limits {
+            lanes: inbox.lanes,
+            batch: inbox.batch,
+            check: inbox.check_interval,
+        },
+        connections,
+        breaker: inbox.breaker,
         shutdown_grace: inbox.shutdown_grace,
     };
-    Worker::new(feed, processor, settings, runtime, stop, inbox.stats).run()
+    work(feed, processor, settings, stop, inbox.stats).await
 }

@@ -96,13 +96,17 @@
 //!
 //! Counters: see [`Stats`].
 
+mod breaker;
+mod chain;
 mod classify;
+mod dedup;
 mod delivery;
 mod error;
 mod feed;
 mod foreign;
 mod handler;
 mod inbox;
+mod lane;
 mod partition;
 mod position;
 mod process;
@@ -116,12 +120,13 @@ mod step;
 mod store;
 mod worker;
 
+pub use dedup::Dedup;
 pub use delivery::Delivery;
 pub use error::Error;
 pub use foreign::ForeignId;
 pub use handler::{BoxError, HandlerError, HandlerFuture};
 pub use inbox::{Consumer, Inbox};
-pub use retry::RetryPolicy;
+pub use retry::{OnFailure, RetryPolicy};
 pub use start::Refusal;
 pub use stats::Stats;
 pub use step::{Step, StepHook, UnknownStep};

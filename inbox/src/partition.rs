@@ -1,15 +1,17 @@
 //! The state of one assigned partition and what it needs next. No I/O, no clock of its own: time and jitter come in.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oncebox_kafka::Message;
+use uuid::Uuid;
 
+use crate::chain::Term;
+use crate::delivery::Delivery;
+use crate::lane::{Batch, Entry, Lane, Standing, Task, lane_of};
 use crate::position::{Key, Known, Verdict};
 use crate::retry::{RetryPolicy, outage};
 
-/// More waiting messages than this pause the partition.
-const QUEUE_LIMIT: usize = 100;
 /// A partition that has to wait for longer than this is paused. Shorter waits are not worth throwing away what librdkafka
 /// has fetched ahead.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
@@ -20,31 +22,22 @@ enum Phase {
     /// The position row is not ours (yet, or any more): take it before anything else.
     Unowned,
     /// It was ours; a compare-and-set or a COMMIT left a doubt: read the row before anything else.
-    Unsure(Known),
+    Unsure,
     /// It is ours.
-    Working(Known),
-}
-
-/// The message at the head of the queue has failed before.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Failing {
-    offset: i64,
-    attempts: u32,
-    /// Set when no attempt is left: the text of the dead letter.
-    given_up: Option<String>,
+    Working,
 }
 
 /// What a partition needs next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(crate) enum Work {
     /// Take ownership of the row.
     Take,
     /// Read the row and judge it.
     Check(Known),
-    /// Handle the message at the head of the queue.
-    Deliver(Known),
-    /// Write the message at the head of the queue off.
-    Bury(Known),
+    /// Write the position that was reached without a transaction.
+    Advance,
+    /// A transaction of one lane.
+    Lane(usize, Task),
 }
 
 /// What happened to a message that came from Kafka.
@@ -58,6 +51,32 @@ pub(crate) enum Received {
     Ignored,
 }
 
+/// A failed attempt that an earlier process has written down.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// The message's id.
+    pub message_id: Uuid,
+    /// Calls of the handler that failed.
+    pub attempts: u32,
+    /// What it said last.
+    pub error: String,
+    /// Microseconds since the Unix epoch.
+    pub first_failed_at: i64,
+    /// Not before so long from now.
+    pub wait: Duration,
+}
+
+/// What a partition is told by the builder.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Lanes of a partition.
+    pub(crate) lanes: usize,
+    /// Most messages that share a transaction.
+    pub(crate) batch: usize,
+    /// Longest time without a look at the row.
+    pub(crate) check: Duration,
+}
+
 /// One assigned partition.
 #[derive(Debug)]
 pub(crate) struct Partition {
@@ -66,192 +85,343 @@ pub(crate) struct Partition {
     pub(crate) generation: u64,
     pub(crate) paused: bool,
     pub(crate) topic_id: String,
+    limits: Limits,
     phase: Phase,
-    queue: VecDeque<Message>,
-    failing: Option<Failing>,
+    term: Arc<Term>,
+    lanes: Vec<Lane>,
+    /// Messages in the lanes, those on their way through a transaction included.
+    queued: usize,
+    /// The row is being taken, read or written without a message.
+    row_busy: bool,
+    /// What earlier processes tried in vain, by offset.
+    attempts: BTreeMap<i64, Attempt>,
     /// Outages, losses and doubts since the last success, for the back-off.
     setbacks: u32,
     /// Nothing to do before this.
     due: Instant,
     /// When the row was last written or read.
     verified: Instant,
+    /// Since when the queue is full.
+    full_since: Option<Instant>,
 }
 
 impl Partition {
     /// A partition that Kafka has just assigned.
-    pub(crate) fn new(key: Key, generation: u64, now: Instant) -> Self {
+    pub(crate) fn new(key: Key, generation: u64, limits: Limits, now: Instant) -> Self {
+        let nobody = Known {
+            owner: Uuid::nil(),
+            next: 0,
+            seq: 0,
+        };
         Self {
             key,
             generation,
             paused: false,
             topic_id: String::new(),
+            limits,
             phase: Phase::Unowned,
-            queue: VecDeque::new(),
-            failing: None,
+            term: Arc::new(Term::new(nobody)),
+            lanes: (0..limits.lanes).map(|_| Lane::new(now)).collect(),
+            queued: 0,
+            row_busy: false,
+            attempts: BTreeMap::new(),
             setbacks: 0,
             due: now,
             verified: now,
+            full_since: None,
         }
     }
 
-    /// What to do now, if anything. `check` is the longest time without a look at the row.
-    pub(crate) fn work(&self, now: Instant, check: Duration) -> Option<Work> {
-        if now < self.due {
+    /// What to do now, if anything. What it returns is under way until its outcome is reported.
+    pub(crate) fn work(&mut self, now: Instant) -> Option<Work> {
+        if now < self.due || self.row_busy {
             return None;
         }
         match self.phase {
-            Phase::Unowned => Some(Work::Take),
-            Phase::Unsure(known) => Some(Work::Check(known)),
-            Phase::Working(known) => match (self.queue.front(), &self.failing) {
-                (Some(head), Some(failing))
-                    if failing.offset == head.offset && failing.given_up.is_some() =>
-                {
-                    Some(Work::Bury(known))
+            Phase::Unowned => {
+                self.row_busy = true;
+                Some(Work::Take)
+            }
+            Phase::Unsure => {
+                // Lanes that are still at work find the doubt and roll back.
+                let still = self.lanes.iter().all(|lane| !lane.busy);
+                let known = self.term.chain().known;
+                still.then(|| {
+                    self.row_busy = true;
+                    Work::Check(known)
+                })
+            }
+            Phase::Working => {
+                for (i, lane) in self.lanes.iter_mut().enumerate() {
+                    if let Some(task) = lane.next(now, self.limits.batch) {
+                        return Some(Work::Lane(i, task));
+                    }
                 }
-                (Some(_), _) => Some(Work::Deliver(known)),
-                (None, _) => (now >= self.verified + check).then_some(Work::Check(known)),
-            },
+                if !self.is_idle() || now < self.verified + self.limits.check {
+                    return None;
+                }
+                self.row_busy = true;
+                let chain = self.term.chain();
+                let behind = chain.settled_below() > chain.known.next;
+                Some(if behind {
+                    Work::Advance
+                } else {
+                    Work::Check(chain.known)
+                })
+            }
         }
     }
 
-    /// Whether nothing failed since the last success: its ownership goes before everything else, once.
-    pub(crate) fn is_fresh(&self) -> bool {
-        self.setbacks == 0
-    }
-
-    /// When [`Partition::work`] may have an answer without a message coming.
-    pub(crate) fn wakes(&self, check: Duration) -> Instant {
+    /// Whether [`Self::work`] would have an answer.
+    pub(crate) fn is_ready(&self, now: Instant) -> bool {
+        if now < self.due || self.row_busy {
+            return false;
+        }
         match self.phase {
-            Phase::Working(_) if self.queue.is_empty() => self.due.max(self.verified + check),
-            _ => self.due,
+            Phase::Unowned => true,
+            Phase::Unsure => self.lanes.iter().all(|lane| !lane.busy),
+            Phase::Working => {
+                self.lanes.iter().any(|lane| lane.is_ready(now))
+                    || (self.is_idle() && now >= self.verified + self.limits.check)
+            }
         }
     }
 
-    /// Whether Kafka should stop delivering.
-    pub(crate) fn wants_pause(&self, now: Instant) -> bool {
-        self.queue.len() >= QUEUE_LIMIT || self.due > now + PATIENCE
+    fn is_idle(&self) -> bool {
+        self.lanes.iter().all(Lane::is_idle)
+    }
+
+    /// Whether it has to be taken and nothing failed since the last success: that goes before everything else, once.
+    pub(crate) fn goes_first(&self) -> bool {
+        self.phase == Phase::Unowned && !self.row_busy && self.setbacks == 0
+    }
+
+    /// Whether that is under way.
+    pub(crate) fn is_being_taken(&self) -> bool {
+        self.phase == Phase::Unowned && self.row_busy && self.setbacks == 0
+    }
+
+    /// When [`Partition::work`] may have an answer without anything coming; `None` while something is under way.
+    pub(crate) fn wakes(&self) -> Option<Instant> {
+        if self.row_busy {
+            return None;
+        }
+        match self.phase {
+            Phase::Working if self.is_idle() => {
+                Some(self.due.max(self.verified + self.limits.check))
+            }
+            Phase::Working => {
+                let due = self.lanes.iter().filter_map(Lane::wakes).min();
+                due.map(|at| at.max(self.due))
+            }
+            Phase::Unsure if self.lanes.iter().any(|lane| lane.busy) => None,
+            Phase::Unowned | Phase::Unsure => Some(self.due),
+        }
+    }
+
+    /// So many messages may wait.
+    fn capacity(&self) -> usize {
+        (self.limits.batch * self.limits.lanes * 2).max(100)
+    }
+
+    /// Whether no more messages should come for the moment.
+    pub(crate) fn is_full(&self) -> bool {
+        self.queued >= self.capacity()
+    }
+
+    /// Whether Kafka should stop delivering: it is full, or has to wait, for longer than a moment.
+    pub(crate) fn wants_pause(&mut self, now: Instant) -> bool {
+        if self.is_full() {
+            self.full_since.get_or_insert(now);
+        } else if self.queued <= self.capacity() / 2 {
+            self.full_since = None;
+        }
+        let waits = self.due > now + PATIENCE;
+        waits
+            || self
+                .full_since
+                .is_some_and(|since| self.paused || now >= since + PATIENCE)
     }
 
     /// Where Kafka should deliver from; `None` while the row is not ours.
     pub(crate) fn next(&self) -> Option<i64> {
-        match self.phase {
-            Phase::Unowned => None,
-            Phase::Unsure(known) | Phase::Working(known) => Some(known.next),
-        }
+        (self.phase != Phase::Unowned).then(|| self.term.chain().end())
     }
 
-    /// Kafka was told to deliver from `next`: everything it had delivered before will come again.
-    pub(crate) fn reassigned(&mut self) {
-        self.queue.clear();
-        self.paused = false;
+    /// What the lanes share.
+    pub(crate) fn term(&self) -> &Arc<Term> {
+        &self.term
     }
 
-    /// A message came.
-    pub(crate) fn receive(&mut self, message: Message) -> Received {
-        let Some(next) = self.next() else {
+    /// Whether a result belongs to what this process believes now.
+    pub(crate) fn is_of(&self, term: &Arc<Term>) -> bool {
+        Arc::ptr_eq(&self.term, term)
+    }
+
+    /// A message came. `identify` gives it its identity.
+    pub(crate) fn receive(
+        &mut self,
+        offset: i64,
+        now: Instant,
+        identify: impl FnOnce(&str) -> (Delivery, Standing),
+    ) -> Received {
+        if self.phase == Phase::Unowned {
             return Received::Ignored;
-        };
-        if message.offset < next {
+        }
+        let mut chain = self.term.chain();
+        if offset < chain.known.next {
             return Received::Settled;
         }
-        if self
-            .queue
-            .back()
-            .is_some_and(|m| message.offset <= m.offset)
-        {
+        if offset < chain.end() {
             return Received::Ignored;
         }
-        self.queue.push_back(message);
+        chain.receive(offset);
+        drop(chain);
+        let (delivery, mut standing) = identify(&self.topic_id);
+        let lane = &mut self.lanes[lane_of(&delivery, self.limits.lanes)];
+        if let Some(earlier) = self.attempts.remove(&offset)
+            && earlier.message_id == delivery.message_id
+            && !standing.given_up
+        {
+            standing.attempts = earlier.attempts;
+            standing.written = true;
+            standing.error = earlier.error;
+            standing.first_failed_at = Some(earlier.first_failed_at);
+            standing.cut = true;
+            if lane.is_empty() {
+                lane.due = lane.due.max(now + earlier.wait);
+            }
+        }
+        lane.push(Entry {
+            delivery,
+            standing,
+        });
+        self.queued += 1;
         Received::Queued
     }
 
-    /// The message whose turn it is, and which call of the handler this would be.
-    pub(crate) fn head(&self) -> Option<(&Message, u32)> {
-        let message = self.queue.front()?;
-        let failed = match &self.failing {
-            Some(f) if f.offset == message.offset => f.attempts,
-            _ => 0,
-        };
-        Some((message, failed + 1))
-    }
-
-    /// Why the head of the queue is written off, and after how many attempts.
-    pub(crate) fn obituary(&self) -> Option<(&Message, u32, &str)> {
-        let message = self.queue.front()?;
-        // G5: what was given up is one message, not whatever comes first after the position went back.
-        let failing = self
-            .failing
-            .as_ref()
-            .filter(|f| f.offset == message.offset)?;
-        Some((message, failing.attempts, failing.given_up.as_deref()?))
+    /// Kafka has nothing more below this offset.
+    pub(crate) fn reached(&mut self, end: i64) {
+        if self.phase != Phase::Unowned {
+            self.term.chain().reached(end);
+        }
     }
 
     /// The row is ours.
-    pub(crate) fn owned(&mut self, known: Known, topic_id: String, now: Instant) {
-        self.phase = Phase::Working(known);
+    pub(crate) fn owned(
+        &mut self,
+        known: Known,
+        topic_id: String,
+        attempts: BTreeMap<i64, Attempt>,
+        now: Instant,
+    ) {
+        self.phase = Phase::Working;
+        self.row_busy = false;
+        self.term = Arc::new(Term::new(known));
         self.topic_id = topic_id;
+        self.attempts = attempts;
         self.verified = now;
         self.due = now;
+        self.clear(now);
     }
 
-    /// A transaction was committed; `known` is the position now. Says nothing about a partition that was given up
-    /// meanwhile: that one is taken again.
-    pub(crate) fn settled(&mut self, known: Known, now: Instant) {
-        if matches!(self.phase, Phase::Unowned) {
-            return;
+    fn clear(&mut self, now: Instant) {
+        for lane in &mut self.lanes {
+            *lane = Lane::new(now);
         }
-        self.setbacks = 0;
-        self.adopt(known, now);
+        self.queued = 0;
+        self.full_since = None;
     }
 
-    /// The handler failed and its writes are rolled back. Returns whether it will be called again.
+    /// The lane's transaction settled its messages; the chain knows already.
+    pub(crate) fn settled(&mut self, lane: usize, count: usize, took: Duration, now: Instant) {
+        self.lanes[lane].settled(count, took);
+        self.queued -= count;
+        self.setbacks = 0;
+        self.verified = now;
+    }
+
+    /// The lane's attempts are written down.
+    pub(crate) fn noted(&mut self, lane: usize, mut batch: Batch, now: Instant) {
+        for standing in &mut batch.standings {
+            standing.unwritten = false;
+            standing.written = true;
+        }
+        self.lanes[lane].put_back(batch);
+        self.setbacks = 0;
+        self.verified = now;
+    }
+
+    /// The position that was reached without a transaction is written.
+    pub(crate) fn advanced(&mut self, now: Instant) {
+        self.row_busy = false;
+        self.setbacks = 0;
+        self.verified = now;
+    }
+
+    /// The handler failed and its writes are rolled back. Says what follows.
     pub(crate) fn failed(
         &mut self,
-        error: String,
-        fatal: bool,
+        lane: usize,
+        batch: Batch,
+        failure: Failure,
         policy: &RetryPolicy,
         jitter: f64,
         now: Instant,
-    ) -> bool {
-        let Some((message, attempts)) = self.head() else {
-            return false;
+    ) -> Failed {
+        let count = batch.deliveries.len();
+        let lane = &mut self.lanes[lane];
+        lane.put_back(batch);
+        if count > 1 {
+            // Not an attempt: its neighbours may be the reason.
+            lane.split(count, failure.at);
+            return Failed::Isolated;
+        }
+        let Some(standing) = lane.first() else {
+            return Failed::Isolated;
         };
-        let offset = message.offset;
-        let delay = if fatal {
+        standing.attempts += 1;
+        standing.error = failure.error;
+        standing.first_failed_at.get_or_insert(failure.now_micros);
+        let delay = if failure.fatal {
             None
         } else {
-            policy.next(attempts, jitter)
+            policy.next(standing.attempts, jitter)
         };
-        let again = delay.is_some();
-        self.due = now + delay.unwrap_or_default();
-        self.failing = Some(Failing {
-            offset,
-            attempts,
-            given_up: (!again).then_some(error),
-        });
-        again
-    }
-
-    /// The head of the queue must not be handled at all.
-    pub(crate) fn unusable(&mut self, reason: String) {
-        if let Some(message) = self.queue.front() {
-            self.failing = Some(Failing {
-                offset: message.offset,
-                attempts: 0,
-                given_up: Some(reason),
-            });
+        // An attempt that is repeated at once is not worth a transaction.
+        standing.unwritten = delay.is_some_and(|d| d >= WORTH_WRITING) || standing.written;
+        standing.given_up = delay.is_none();
+        standing.cut = true;
+        match delay {
+            Some(delay) => {
+                lane.due = now + delay;
+                Failed::Again
+            }
+            None => Failed::GivenUp,
         }
     }
 
     /// A compare-and-set hit no row, or the answer to a COMMIT was lost.
-    pub(crate) fn unsure(&mut self) {
-        if let Phase::Working(known) = self.phase {
-            self.phase = Phase::Unsure(known);
+    pub(crate) fn unsure(&mut self, lane: Option<(usize, Batch)>) {
+        match lane {
+            Some((lane, batch)) => self.lanes[lane].put_back(batch),
+            None => self.row_busy = false,
+        }
+        if self.phase == Phase::Working {
+            self.phase = Phase::Unsure;
         }
     }
 
     /// Whatever was tried did not work; try the same again, later.
-    pub(crate) fn outage(&mut self, jitter: f64, now: Instant) {
+    pub(crate) fn outage(&mut self, lane: Option<(usize, Batch)>, jitter: f64, now: Instant) {
+        match lane {
+            Some((lane, batch)) => self.lanes[lane].put_back(batch),
+            None => self.row_busy = false,
+        }
+        self.later(jitter, now);
+    }
+
+    fn later(&mut self, jitter: f64, now: Instant) {
         self.setbacks = self.setbacks.saturating_add(1);
         self.due = now + outage(self.setbacks, jitter);
     }
@@ -261,46 +431,87 @@ impl Partition {
     /// With a back-off, so that two processes that both believe they are assigned do not take it from each other in a
     /// tight loop until the group has settled.
     pub(crate) fn lost(&mut self, jitter: f64, now: Instant) {
+        let mut chain = self.term.chain();
+        // What is still under way belongs to this term, and commits nothing more.
+        chain.in_doubt = true;
+        let known = chain.known;
+        drop(chain);
+        self.term = Arc::new(Term::new(known));
         self.phase = Phase::Unowned;
-        self.queue.clear();
-        self.failing = None;
-        self.outage(jitter, now);
+        self.row_busy = false;
+        self.attempts.clear();
+        self.clear(now);
+        self.later(jitter, now);
     }
 
     /// The row was read.
     pub(crate) fn judged(&mut self, verdict: Verdict, jitter: f64, now: Instant) {
+        self.row_busy = false;
         match (verdict, self.phase) {
-            (Verdict::Unchanged, Phase::Unsure(known)) => {
-                self.phase = Phase::Working(known);
+            (Verdict::Unchanged, Phase::Unsure) => {
+                self.phase = Phase::Working;
+                self.term.chain().in_doubt = false;
                 self.verified = now;
                 // Nothing moved although something was tried: not in a tight loop.
-                self.outage(jitter, now);
+                self.later(jitter, now);
             }
             (Verdict::Unchanged, _) => self.verified = now,
-            (Verdict::Adopt(known), _) => self.settled(known, now),
+            (Verdict::Adopt(known), Phase::Unsure | Phase::Working) => {
+                self.phase = Phase::Working;
+                self.term.chain().adopt(known);
+                for lane in &mut self.lanes {
+                    lane.drop_below(known.next);
+                }
+                self.queued = self.lanes.iter().map(Lane::len).sum();
+                self.setbacks = 0;
+                self.verified = now;
+                self.due = now;
+            }
+            (Verdict::Adopt(_), Phase::Unowned) => {}
             (Verdict::Lost(_), _) => self.lost(jitter, now),
         }
     }
+}
 
-    fn adopt(&mut self, known: Known, now: Instant) {
-        self.phase = Phase::Working(known);
-        self.verified = now;
-        self.due = now;
-        while self.queue.front().is_some_and(|m| m.offset < known.next) {
-            self.queue.pop_front();
-        }
-        if self.failing.as_ref().is_some_and(|f| f.offset < known.next) {
-            self.failing = None;
-        }
-    }
+/// Attempts that wait for at least this long are written down, so that a restart or a rebalance goes on counting.
+const WORTH_WRITING: Duration = Duration::from_millis(500);
+
+/// How a handler failed.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    /// Which message of the batch; `None`: a handler of whole batches does not say.
+    pub(crate) at: Option<usize>,
+    pub(crate) error: String,
+    pub(crate) fatal: bool,
+    /// Microseconds since the Unix epoch.
+    pub(crate) now_micros: i64,
+}
+
+/// What follows a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failed {
+    /// Its batch is taken apart.
+    Isolated,
+    /// It is called again.
+    Again,
+    /// It is written off.
+    GivenUp,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::delivery::identify;
+    use crate::foreign::ForeignId;
 
-    fn message(offset: i64) -> Message {
-        Message {
+    const LIMITS: Limits = Limits {
+        lanes: 1,
+        batch: 10,
+        check: Duration::from_secs(600),
+    };
+
+    fn receive(partition: &mut Partition, offset: i64, poison: bool) -> Received {
+        let message = oncebox_kafka::Message {
             topic: "orders".into(),
             partition: 0,
             offset,
@@ -308,7 +519,14 @@ mod tests {
             key: None,
             payload: None,
             headers: vec![],
-        }
+        };
+        partition.receive(offset, Instant::now(), |topic| {
+            let standing = Standing {
+                given_up: poison,
+                ..Standing::default()
+            };
+            (identify(message, topic, &ForeignId::PartitionOffset).0, standing)
+        })
     }
 
     fn known(next: i64) -> Known {
@@ -326,41 +544,87 @@ mod tests {
             topic: "orders".into(),
             partition: 0,
         };
-        let mut partition = Partition::new(key, 1, now);
-        partition.owned(known(next), "t".to_owned(), now);
+        let mut partition = Partition::new(key, 1, LIMITS, now);
+        partition.owned(known(next), "t".to_owned(), BTreeMap::new(), now);
         partition
     }
 
     #[test]
     fn g5_what_was_given_up_before_a_loss_is_not_buried_in_another_messages_place() {
         let mut partition = owned(20);
-        partition.receive(message(20));
-        partition.unusable("poison".to_owned());
-        let (now, check) = (Instant::now(), Duration::from_secs(60));
-        assert!(matches!(partition.work(now, check), Some(Work::Bury(_))));
+        receive(&mut partition, 20, true);
+        let now = Instant::now();
+        let Some(Work::Lane(lane, Task::Bury(batch))) = partition.work(now) else {
+            panic!("it is written off");
+        };
+        partition.unsure(Some((lane, batch)));
         // The database lost commits: the row says 10.
         partition.lost(0.0, now);
         let later = now + Duration::from_secs(60);
-        partition.owned(known(10), "t".to_owned(), later);
-        partition.receive(message(10));
-        assert!(matches!(
-            partition.work(later, check * 9),
-            Some(Work::Deliver(_))
-        ));
-        assert!(partition.obituary().is_none());
+        partition.owned(known(10), "t".to_owned(), BTreeMap::new(), later);
+        receive(&mut partition, 10, false);
+        let work = partition.work(later);
+        assert!(
+            matches!(&work, Some(Work::Lane(_, Task::Deliver(batch))) if batch.offsets() == [10]),
+            "{work:?}"
+        );
     }
 
     #[test]
-    fn g10_a_late_result_does_not_revive_a_partition_that_was_given_up() {
+    fn g10_a_result_of_an_earlier_term_is_not_of_this_one() {
         let mut partition = owned(20);
-        partition.receive(message(20));
+        receive(&mut partition, 20, false);
+        let term = Arc::clone(partition.term());
         let now = Instant::now();
         partition.lost(0.0, now);
-        partition.settled(known(21), now);
+        assert!(!partition.is_of(&term));
+        assert!(term.begin_commit(&[20]).is_none(), "and commits nothing");
         assert_eq!(
             partition.next(),
             None,
             "it is taken again, which compares the position with Kafka"
+        );
+    }
+
+    #[test]
+    fn a_failing_message_of_a_batch_is_redone_alone_and_that_is_no_attempt() {
+        let mut partition = owned(0);
+        for offset in 0..7 {
+            receive(&mut partition, offset, false);
+        }
+        let now = Instant::now();
+        let mut sizes = Vec::new();
+        // Message 4 fails whatever is done; batches grow 1, 2, 4 …
+        let mut failures = 0;
+        let end = loop {
+            let (lane, batch) = match partition.work(now) {
+                Some(Work::Lane(lane, Task::Deliver(batch))) => (lane, batch),
+                other => break other,
+            };
+            let offsets = batch.offsets();
+            sizes.push(offsets.clone());
+            if offsets.contains(&4) {
+                failures += 1;
+                let failure = Failure {
+                    at: offsets.iter().position(|o| *o == 4),
+                    error: "no".into(),
+                    fatal: false,
+                    now_micros: 1,
+                };
+                let never = RetryPolicy::never();
+                let failed = partition.failed(lane, batch, failure, &never, 0.0, now);
+                let alone = offsets.len() == 1;
+                assert_eq!(failed == Failed::GivenUp, alone, "{offsets:?}");
+            } else {
+                partition.term().chain().commit(&offsets, known(0));
+                partition.settled(lane, offsets.len(), Duration::ZERO, now);
+            }
+        };
+        assert!(matches!(end, Some(Work::Lane(_, Task::Bury(_)))), "{end:?}");
+        assert_eq!(failures, 2);
+        assert_eq!(
+            sizes,
+            [vec![0], vec![1, 2], vec![3, 4, 5, 6], vec![3], vec![4]]
         );
     }
 }

@@ -1,8 +1,9 @@
-//! One message, one transaction: mark, handler, position, COMMIT. And what a failure leaves behind: nothing, or a dead
+//! The transactions of a partition: marks, handlers, position, COMMIT. And what a failure leaves behind: nothing, or a dead
 //! letter.
 //!
 //! Nothing here retries or decides about the partition: the outcome goes back to the worker.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -11,17 +12,23 @@ use std::time::{Duration, Instant};
 use futures_util::FutureExt;
 use oncebox_migrations::headers;
 use sqlx::{Pool, Transaction};
+use time::OffsetDateTime;
 use tracing::Instrument;
 use uuid::Uuid;
 
 use crate::InboxStore;
+use crate::chain::Term;
 use crate::classify::{Class, class};
+use crate::dedup::Dedup;
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::handler::{Handler, HandlerError};
-use crate::position::{Key, Known, Row};
+use crate::lane::Batch;
+use crate::partition::{Attempt, Failure};
+use crate::position::{Key, Row};
+use crate::retry::OnFailure;
 use crate::step::{Step, StepHook};
-use crate::store::{DeadLetter, Statements};
+use crate::store::{DeadLetter, Recorded, Statements};
 
 /// Longest error text of a dead letter, in bytes.
 const ERROR_LIMIT: usize = 4_096;
@@ -29,11 +36,18 @@ const ERROR_LIMIT: usize = 4_096;
 /// sqlx's default wait for a free connection (30 s).
 const STATEMENT_LIMIT: Duration = Duration::from_secs(40);
 
+/// What the business calls a message.
+pub(crate) type BusinessId = Arc<dyn Fn(&Delivery) -> Option<String> + Send + Sync>;
+
 /// What the transactions of all partitions share.
 pub(crate) struct Processor<D: InboxStore> {
     pub(crate) pool: Pool<D>,
     pub(crate) statements: Statements,
     pub(crate) handler: Handler<D>,
+    pub(crate) dedup: Dedup,
+    pub(crate) on_failure: OnFailure,
+    /// Write a record of every message, with this id of the business.
+    pub(crate) record: Option<BusinessId>,
     pub(crate) on_step: Option<StepHook>,
     /// After this much idle time inside a transaction the database may have ended the session (G6).
     pub(crate) idle_limit: Duration,
@@ -44,10 +58,10 @@ pub(crate) struct Processor<D: InboxStore> {
 /// How a transaction of a partition ended.
 #[derive(Debug)]
 pub(crate) enum Outcome {
-    /// Committed, with the position that stands now.
-    Settled(Known, Settled),
+    /// Committed, and the chain knows; what became of each message.
+    Settled(Vec<Settled>),
     /// The handler failed; everything is rolled back.
-    Failed(HandlerError),
+    Failed(Failure),
     /// The compare-and-set hit no row, or the answer to COMMIT was lost: read the row before anything else.
     Unsure(&'static str),
     /// A statement of ours failed in a way that repeating can cure. Nothing was committed.
@@ -65,6 +79,8 @@ pub(crate) enum Settled {
     Duplicate,
     /// Mark, dead letter and position.
     DeadLetter,
+    /// Mark, parked message and position.
+    Parked,
 }
 
 /// What an own statement's error means: an outage or a stop.
@@ -77,6 +93,31 @@ fn own(doing: &'static str, error: sqlx::Error) -> Outcome {
     }
 }
 
+/// [`own`] for a `map_err`. Boxed: the error side is the rare one.
+fn cannot(doing: &'static str) -> impl FnOnce(sqlx::Error) -> Box<Outcome> {
+    move |error| Box::new(own(doing, error))
+}
+
+/// The failure of a handler, as the partition needs it.
+fn failure(at: Option<usize>, error: &HandlerError) -> Failure {
+    Failure {
+        at,
+        error: storable(&error.chain()),
+        fatal: error.is_fatal(),
+        now_micros: now_micros(),
+    }
+}
+
+fn now_micros() -> i64 {
+    i64::try_from(OffsetDateTime::now_utc().unix_timestamp_nanos() / 1_000).unwrap_or_default()
+}
+
+/// What becomes of one message of a batch.
+struct Fate {
+    settled: Settled,
+    took: Duration,
+}
+
 impl<D: InboxStore> Processor<D> {
     pub(crate) fn step(&self, step: Step) {
         if let Some(hook) = &self.on_step {
@@ -84,112 +125,361 @@ impl<D: InboxStore> Processor<D> {
         }
     }
 
-    /// Handles one message (G5, G6).
-    pub(crate) async fn deliver(&self, key: &Key, known: Known, delivery: Delivery) -> Outcome {
-        let id = delivery.message_id;
-        let (mut tx, fresh) = match self.open(key, id).await {
-            Ok(open) => open,
-            Err(outcome) => return *outcome,
-        };
-        let to = known.after(delivery.offset);
-        let begun = Instant::now();
-        if fresh {
-            self.step(Step::Marked);
-            if let Err(failure) = self.handle(&mut tx, delivery).await {
-                // G5: the handler's writes go before anybody thinks about a retry or a dead letter.
-                self.undo(tx).await;
-                self.step(Step::Failed);
-                return Outcome::Failed(failure);
-            }
-            self.step(Step::Handled);
-        } else {
-            self.step(Step::Duplicate);
+    /// Handles the messages of a batch in one transaction (G5, G6).
+    pub(crate) async fn deliver(&self, key: &Key, term: &Term, batch: &Batch) -> Outcome {
+        match self.try_deliver(key, term, batch).await {
+            Ok(outcome) => outcome,
+            Err(outcome) => *outcome,
         }
-        match self.advance(&mut tx, key, &known, &to, id).await {
-            Ok(true) => {}
-            // G6: a zombie ends here. Its mark and effect go with the transaction.
-            Ok(false) => return self.refuse(tx).await,
-            Err(e) => return self.after_handler(e, begun.elapsed()),
-        }
-        let settled = if fresh {
-            Settled::Effect
-        } else {
-            Settled::Duplicate
-        };
-        self.commit(tx, to, settled).await
     }
 
-    /// Writes a message off: mark, dead letter and position in one transaction (G8).
-    pub(crate) async fn bury(
+    async fn try_deliver(
         &self,
         key: &Key,
-        known: Known,
-        delivery: &Delivery,
-        failure: &str,
-    ) -> Outcome {
-        let id = delivery.message_id;
-        // The mark is the licence: without it somebody else has settled the message, and a dead letter could bring a
-        // second effect by its replay.
-        let (mut tx, fresh) = match self.open(key, id).await {
-            Ok(open) => open,
-            Err(outcome) => return *outcome,
-        };
-        if fresh && let Err(outcome) = self.letter(&mut tx, key, delivery, failure).await {
-            self.undo(tx).await;
-            return *outcome;
+        term: &Term,
+        batch: &Batch,
+    ) -> Result<Outcome, Box<Outcome>> {
+        let deliveries = &batch.deliveries;
+        let (mut tx, mut fresh) = self.open(key, deliveries).await?;
+        let blocked = self.blocked(&mut tx, key, deliveries).await?;
+        if fresh.as_ref().is_none_or(|fresh| !fresh.is_empty()) {
+            self.step(Step::Marked);
         }
-        let to = known.after(delivery.offset);
-        match self.advance(&mut tx, key, &known, &to, id).await {
-            Ok(true) => {}
-            Ok(false) => return self.refuse(tx).await,
-            Err(e) => return own("advance the position", e),
+        let first: Vec<bool> = deliveries
+            .iter()
+            .map(|d| fresh.as_mut().is_none_or(|fresh| fresh.remove(&d.message_id)))
+            .collect();
+        let is_blocked = |d: &Delivery| d.key.as_deref().is_some_and(|k| blocked.contains(k));
+        let begun = Instant::now();
+        let mut fates = Vec::with_capacity(deliveries.len());
+        for (i, delivery) in deliveries.iter().enumerate() {
+            if !first[i] {
+                self.step(Step::Duplicate);
+                fates.push(Fate::of(Settled::Duplicate));
+            } else if is_blocked(delivery) {
+                let letter = self.letter(delivery, 0, None, "waits behind a blocked key", true);
+                self.write_letter(&mut tx, key, letter).await?;
+                fates.push(Fate::of(Settled::Parked));
+            } else if let Handler::Each(_) = &self.handler {
+                let begun = Instant::now();
+                if let Err(error) = self.handle(&mut tx, std::slice::from_ref(delivery)).await {
+                    return Ok(self.handler_failed(tx, Some(i), &error).await);
+                }
+                if D::IN_PROCESS && let Err(e) = self.still_open(&mut tx).await {
+                    self.undo(tx).await;
+                    return Ok(self.after_handler(Some(i), e, begun.elapsed()));
+                }
+                self.step(Step::Handled);
+                fates.push(Fate {
+                    settled: Settled::Effect,
+                    took: begun.elapsed(),
+                });
+            } else {
+                fates.push(Fate::of(Settled::Effect));
+            }
         }
-        let settled = if fresh {
-            Settled::DeadLetter
-        } else {
-            Settled::Duplicate
-        };
-        match self.commit(tx, to, settled).await {
-            Outcome::Failed(refused) => *stop_at(key, delivery, failure, refused.chain()),
-            outcome => outcome,
+        if let Handler::Batch(_) = &self.handler
+            && let Err(error) = self.handle_all(&mut tx, deliveries, &mut fates).await
+        {
+            return Ok(self.handler_failed(tx, None, &error).await);
+        }
+        if let Err(e) = self.keep_books(&mut tx, key, batch, &fates).await {
+            return Ok(self.after_handler(None, e, begun.elapsed()));
+        }
+        let marked = self.dedup.marks().then(|| deliveries[0].message_id);
+        let settled = fates.iter().map(|fate| fate.settled).collect();
+        let offsets = batch.offsets();
+        let finished = self.finish(tx, key, term, &offsets, marked, settled);
+        Ok(match finished.await {
+            Finished::Done(outcome) => outcome,
+            Finished::NotAdvanced(e) => self.after_handler(None, e, begun.elapsed()),
+        })
+    }
+
+    /// Writes a message off: mark, dead letter and position in one transaction (G8). Or parks it and blocks its key.
+    pub(crate) async fn bury(&self, key: &Key, term: &Term, batch: &Batch) -> Outcome {
+        match self.try_bury(key, term, batch).await {
+            Ok(outcome) => outcome,
+            Err(outcome) => *outcome,
         }
     }
 
-    /// Begins the transaction of a message and inserts its mark; `false` = it was there.
+    async fn try_bury(
+        &self,
+        key: &Key,
+        term: &Term,
+        batch: &Batch,
+    ) -> Result<Outcome, Box<Outcome>> {
+        let (delivery, standing) = (&batch.deliveries[0], &batch.standings[0]);
+        // The mark is the licence: without it somebody else has settled the message, and a dead letter could bring a
+        // second effect by its replay.
+        let (mut tx, fresh) = self.open(key, &batch.deliveries).await?;
+        let mut settled = Settled::Duplicate;
+        if fresh.is_none_or(|fresh| !fresh.is_empty()) {
+            let blocks = delivery.key.as_deref();
+            let blocks = blocks.filter(|_| self.on_failure == OnFailure::BlockKey);
+            if let Some(name) = blocks {
+                self.limited(D::block(&mut tx, &self.statements, key, name, &standing.error))
+                    .await
+                    .map_err(cannot("block a key"))?;
+                settled = Settled::Parked;
+            } else {
+                settled = Settled::DeadLetter;
+            }
+            let letter = self.letter(
+                delivery,
+                standing.attempts,
+                standing.first_failed_at,
+                &standing.error,
+                blocks.is_some(),
+            );
+            if let Err(outcome) = self.write_letter(&mut tx, key, letter).await {
+                self.undo(tx).await;
+                return Err(outcome);
+            }
+        }
+        self.keep_books(&mut tx, key, batch, &[Fate::of(settled)])
+            .await
+            .map_err(cannot("write the record"))?;
+        let marked = self.dedup.marks().then_some(delivery.message_id);
+        let offset = [delivery.offset];
+        let finished = self.finish(tx, key, term, &offset, marked, vec![settled]);
+        Ok(match finished.await {
+            Finished::Done(Outcome::Failed(refused)) => {
+                *stop_at(key, delivery, &standing.error, refused.error)
+            }
+            Finished::Done(outcome) => outcome,
+            Finished::NotAdvanced(e) => own("advance the position", e),
+        })
+    }
+
+    /// Writes down the attempts of a message, so that a restart or a rebalance goes on counting.
+    pub(crate) async fn note(
+        &self,
+        key: &Key,
+        term: &Term,
+        batch: &Batch,
+        due: Instant,
+    ) -> Outcome {
+        let (delivery, standing) = (&batch.deliveries[0], &batch.standings[0]);
+        let attempt = Attempt {
+            message_id: delivery.message_id,
+            attempts: standing.attempts,
+            error: standing.error.clone(),
+            first_failed_at: standing.first_failed_at.unwrap_or_else(now_micros),
+            wait: due.saturating_duration_since(Instant::now()),
+        };
+        let write = async {
+            let mut tx = self.limited(D::begin(&self.pool, &self.statements)).await?;
+            let statements = &self.statements;
+            self.limited(D::note(&mut tx, statements, key, delivery.offset, &attempt))
+                .await?;
+            Ok(tx)
+        };
+        match write.await {
+            Ok(tx) => self.finish_own(tx, key, term).await,
+            Err(e) => own("write down an attempt", e),
+        }
+    }
+
+    /// Writes a position that was reached without a transaction.
+    pub(crate) async fn advance(&self, key: &Key, term: &Term) -> Outcome {
+        match self.limited(D::begin(&self.pool, &self.statements)).await {
+            Ok(tx) => self.finish_own(tx, key, term).await,
+            Err(e) => own("begin a transaction", e),
+        }
+    }
+
+    async fn finish_own(&self, tx: Transaction<'static, D>, key: &Key, term: &Term) -> Outcome {
+        match self.finish(tx, key, term, &[], None, Vec::new()).await {
+            Finished::Done(outcome) => outcome,
+            Finished::NotAdvanced(e) => own("advance the position", e),
+        }
+    }
+
+    /// Begins a transaction and inserts the marks; those that were not there, or `None` when there are no marks.
     async fn open(
         &self,
         key: &Key,
-        id: Uuid,
-    ) -> Result<(Transaction<'static, D>, bool), Box<Outcome>> {
-        let failed = |doing| move |e| Box::new(own(doing, e));
+        deliveries: &[Delivery],
+    ) -> Result<(Transaction<'static, D>, Option<BTreeSet<Uuid>>), Box<Outcome>> {
         let mut tx = self
             .limited(D::begin(&self.pool, &self.statements))
             .await
-            .map_err(failed("begin a transaction"))?;
+            .map_err(cannot("begin a transaction"))?;
+        if self.is_guarded() {
+            self.limited(D::guard(&mut tx))
+                .await
+                .map_err(cannot("set a savepoint"))?;
+        }
+        if !self.dedup.marks() {
+            return Ok((tx, None));
+        }
+        // Sorted: unsorted batches deadlock.
+        let ids: BTreeSet<Uuid> = deliveries.iter().map(|d| d.message_id).collect();
+        let ids: Vec<Uuid> = ids.into_iter().collect();
         let fresh = self
-            .limited(D::mark(&mut tx, &self.statements, &key.consumer, id))
+            .limited(D::mark(&mut tx, &self.statements, &key.consumer, &ids))
             .await
-            .map_err(failed("insert the dedup mark"))?;
-        Ok((tx, fresh))
+            .map_err(cannot("insert the dedup marks"))?;
+        Ok((tx, Some(fresh.into_iter().collect())))
     }
 
-    /// The compare-and-set, the last statement before COMMIT: nobody waits behind its row lock for a handler (G6).
-    async fn advance(
+    /// Whether a savepoint shows that the transaction is still the same: where no mark does, and where the database may
+    /// roll back by itself between two handlers.
+    fn is_guarded(&self) -> bool {
+        D::IN_PROCESS || !self.dedup.marks()
+    }
+
+    async fn still_open(&self, tx: &mut Transaction<'static, D>) -> Result<(), sqlx::Error> {
+        self.limited(D::intact(tx)).await?;
+        self.limited(D::guard(tx)).await
+    }
+
+    /// Which keys of the batch are blocked; their rows are locked until the end of the transaction.
+    async fn blocked(
         &self,
         tx: &mut Transaction<'static, D>,
         key: &Key,
-        from: &Known,
-        to: &Known,
-        id: Uuid,
-    ) -> Result<bool, sqlx::Error> {
-        self.limited(D::advance(tx, &self.statements, key, from, to, id))
+        deliveries: &[Delivery],
+    ) -> Result<BTreeSet<Vec<u8>>, Box<Outcome>> {
+        if self.on_failure != OnFailure::BlockKey {
+            return Ok(BTreeSet::new());
+        }
+        let keys: BTreeSet<&[u8]> = deliveries.iter().filter_map(|d| d.key.as_deref()).collect();
+        let keys: Vec<&[u8]> = keys.into_iter().collect();
+        let blocked = self
+            .limited(D::blocked(tx, &self.statements, key, &keys))
             .await
+            .map_err(cannot("look for blocked keys"))?;
+        Ok(blocked.into_iter().collect())
     }
 
-    /// The compare-and-set hit no row.
-    async fn refuse(&self, tx: Transaction<'static, D>) -> Outcome {
+    /// Records, and attempts that are over.
+    async fn keep_books(
+        &self,
+        tx: &mut Transaction<'static, D>,
+        key: &Key,
+        batch: &Batch,
+        fates: &[Fate],
+    ) -> Result<(), sqlx::Error> {
+        let statements = &self.statements;
+        for (delivery, standing) in batch.deliveries.iter().zip(&batch.standings) {
+            if standing.written {
+                self.limited(D::forget(tx, statements, key, delivery.offset))
+                    .await?;
+            }
+        }
+        let Some(business_id) = &self.record else {
+            return Ok(());
+        };
+        let mut records = Vec::with_capacity(fates.len());
+        for ((delivery, standing), fate) in
+            batch.deliveries.iter().zip(&batch.standings).zip(fates)
+        {
+            let (status, calls) = match fate.settled {
+                Settled::Duplicate => continue,
+                Settled::Effect => ("effect", 1),
+                Settled::DeadLetter => ("dead", 0),
+                Settled::Parked => ("parked", 0),
+            };
+            let failed = Some(&*standing.error).filter(|e| !e.is_empty());
+            records.push(Recorded {
+                offset: delivery.offset,
+                message_id: delivery.message_id,
+                business_id: business_id(delivery).map(|id| storable(&id)),
+                status,
+                attempts: i32::try_from(standing.attempts + calls).unwrap_or(i32::MAX),
+                first_at: standing.first_failed_at.unwrap_or_else(now_micros),
+                duration_us: i64::try_from(fate.took.as_micros()).unwrap_or(i64::MAX),
+                error: failed,
+            });
+        }
+        if records.is_empty() {
+            return Ok(());
+        }
+        self.limited(D::record(tx, statements, key, &records)).await
+    }
+
+    /// Compare-and-set and COMMIT: the last two statements, so that nobody waits behind the row's lock for a handler (G6).
+    /// One lane after the other.
+    async fn finish(
+        &self,
+        mut tx: Transaction<'static, D>,
+        key: &Key,
+        term: &Term,
+        offsets: &[i64],
+        marked: Option<Uuid>,
+        settled: Vec<Settled>,
+    ) -> Finished {
+        let handled = !settled.is_empty();
+        if handled
+            && self.is_guarded()
+            && let Err(e) = self.limited(D::intact(&mut tx)).await
+        {
+            self.undo(tx).await;
+            return Finished::NotAdvanced(e);
+        }
+        let turn = term.turn.lock().await;
+        let Some((from, to)) = term.begin_commit(offsets) else {
+            drop(turn);
+            self.undo(tx).await;
+            return Finished::Done(Outcome::Unsure("another lane left a doubt"));
+        };
+        match self.limited(D::advance(&mut tx, &self.statements, key, &from, &to, marked)).await {
+            Ok(true) => {}
+            // G6: a zombie ends here. Its marks and effects go with the transaction.
+            Ok(false) => {
+                self.undo(tx).await;
+                return Finished::Done(Outcome::Unsure(
+                    "the position row is not what this process wrote",
+                ));
+            }
+            Err(e) => {
+                term.chain().in_doubt = false;
+                drop(turn);
+                self.undo(tx).await;
+                return Finished::NotAdvanced(e);
+            }
+        }
+        self.step(Step::BeforeCommit);
+        match self.limited(tx.commit()).await {
+            Ok(()) => {
+                let mut chain = term.chain();
+                chain.commit(offsets, to);
+                chain.in_doubt = false;
+                drop(chain);
+                let gone = |s: &Settled| matches!(s, Settled::DeadLetter | Settled::Parked);
+                self.step(if handled && settled.iter().all(gone) {
+                    Step::DeadLettered
+                } else {
+                    Step::Committed
+                });
+                Finished::Done(Outcome::Settled(settled))
+            }
+            // A deferred constraint or trigger: the server has said that it did not commit.
+            Err(e) if e.as_database_error().is_some() && class(&e) != Class::Outage => {
+                term.chain().in_doubt = false;
+                let at = (offsets.len() == 1).then_some(0);
+                Finished::Done(Outcome::Failed(failure(at, &e.into())))
+            }
+            Err(e) => {
+                tracing::warn!(error = %e, "no answer to a commit, the position row will tell");
+                Finished::Done(Outcome::Unsure("the answer to a commit was lost"))
+            }
+        }
+    }
+
+    /// G5: the handler's writes go before anybody thinks about a retry or a dead letter.
+    async fn handler_failed(
+        &self,
+        tx: Transaction<'static, D>,
+        at: Option<usize>,
+        error: &HandlerError,
+    ) -> Outcome {
         self.undo(tx).await;
-        Outcome::Unsure("the position row is not what this process wrote")
+        self.step(Step::Failed);
+        Outcome::Failed(failure(at, error))
     }
 
     /// Rolls back. An error means that the connection is gone, and with it the transaction.
@@ -217,15 +507,33 @@ impl<D: InboxStore> Processor<D> {
         }
     }
 
-    /// Inserts the dead letter itself. Boxed: the error side is the rare one.
-    async fn letter(
+    fn letter<'a>(
+        &self,
+        delivery: &'a Delivery,
+        attempts: u32,
+        first_failed_at: Option<i64>,
+        error: &'a str,
+        parked: bool,
+    ) -> (&'a Delivery, Letter<'a>) {
+        (
+            delivery,
+            Letter {
+                attempts,
+                first_failed_at,
+                error,
+                parked,
+            },
+        )
+    }
+
+    /// Inserts a dead letter or a parked message.
+    async fn write_letter(
         &self,
         tx: &mut Transaction<'static, D>,
         key: &Key,
-        delivery: &Delivery,
-        failure: &str,
+        (delivery, letter): (&Delivery, Letter<'_>),
     ) -> Result<(), Box<Outcome>> {
-        let stop = |problem| stop_at(key, delivery, failure, problem);
+        let stop = |problem| stop_at(key, delivery, letter.error, problem);
         let refused = |e: sqlx::Error| match class(&e) {
             Class::Outage => Box::new(Outcome::Outage(e)),
             Class::Data | Class::Handler | Class::Refusal => stop(e.to_string()),
@@ -233,18 +541,21 @@ impl<D: InboxStore> Processor<D> {
         let pairs = delivery.headers.iter();
         let headers = headers::encode(pairs.map(|(name, value)| (name.as_str(), value.as_deref())))
             .map_err(|e| stop(e.to_string()))?;
-        let letter = DeadLetter {
+        let row = DeadLetter {
             message_id: delivery.message_id,
             offset: delivery.offset,
             key: delivery.key.as_deref(),
             payload: delivery.payload.as_deref(),
             headers: &headers,
-            error: &storable(failure),
-            attempts: i32::try_from(delivery.attempt).unwrap_or(i32::MAX),
+            error: &storable(letter.error),
+            attempts: i32::try_from(letter.attempts).unwrap_or(i32::MAX),
+            parked: letter.parked,
+            timestamp_ms: delivery.timestamp_ms,
+            first_failed_at: letter.first_failed_at,
         };
         let statements = &self.statements;
         if self
-            .limited(D::bury(tx, statements, key, &letter))
+            .limited(D::bury(tx, statements, key, &row))
             .await
             .map_err(refused)?
         {
@@ -265,44 +576,57 @@ impl<D: InboxStore> Processor<D> {
         ))
     }
 
-    async fn commit(&self, tx: Transaction<'static, D>, to: Known, settled: Settled) -> Outcome {
-        self.step(Step::BeforeCommit);
-        match self.limited(tx.commit()).await {
-            Ok(()) => {
-                self.step(match settled {
-                    Settled::DeadLetter => Step::DeadLettered,
-                    Settled::Effect | Settled::Duplicate => Step::Committed,
-                });
-                Outcome::Settled(to, settled)
-            }
-            // A deferred constraint or trigger: the server has said that it did not commit.
-            Err(e) if e.as_database_error().is_some() && class(&e) != Class::Outage => {
-                Outcome::Failed(e.into())
-            }
-            Err(e) => {
-                tracing::warn!(error = %e, "no answer to a commit, the position row will tell");
-                Outcome::Unsure("the answer to a commit was lost")
-            }
+    /// The handler of whole batches, with those that are not settled yet.
+    async fn handle_all(
+        &self,
+        tx: &mut Transaction<'static, D>,
+        deliveries: &[Delivery],
+        fates: &mut [Fate],
+    ) -> Result<(), HandlerError> {
+        let open = fates.iter().filter(|fate| fate.settled == Settled::Effect).count();
+        if open == 0 {
+            return Ok(());
         }
+        let begun = Instant::now();
+        if open == deliveries.len() {
+            self.handle(tx, deliveries).await?;
+        } else {
+            let effects = deliveries.iter().zip(&*fates);
+            let effects = effects.filter(|(_, fate)| fate.settled == Settled::Effect);
+            let open: Vec<Delivery> = effects.map(|(delivery, _)| delivery.clone()).collect();
+            self.handle(tx, &open).await?;
+        }
+        let share = begun.elapsed() / u32::try_from(open).unwrap_or(u32::MAX).max(1);
+        for fate in fates {
+            fate.took = share;
+        }
+        self.step(Step::Handled);
+        Ok(())
     }
 
     /// Calls the handler; a panic is a fatal error of this message, not the end of the consumer (G8).
     async fn handle(
         &self,
         tx: &mut Transaction<'static, D>,
-        delivery: Delivery,
+        deliveries: &[Delivery],
     ) -> Result<(), HandlerError> {
+        let delivery = &deliveries[0];
         let span = tracing::debug_span!(
             "delivery",
             topic = %delivery.topic,
             partition = delivery.partition,
             offset = delivery.offset,
+            messages = deliveries.len(),
             message_id = %delivery.message_id,
             traceparent = delivery.traceparent,
         );
-        let handler = Arc::clone(&self.handler);
         // The call is inside the future, so that a panic before the first await is caught too.
-        let call = async move { handler(tx, delivery).await };
+        let call = async move {
+            match &self.handler {
+                Handler::Each(handler) => handler(tx, delivery.clone()).await,
+                Handler::Batch(handler) => handler(tx, deliveries).await,
+            }
+        };
         let limit = self.handler_limit;
         let guarded = AssertUnwindSafe(call).catch_unwind().instrument(span);
         let Ok(result) = tokio::time::timeout(limit, guarded).await else {
@@ -323,23 +647,41 @@ impl<D: InboxStore> Processor<D> {
 
     /// The statement after the handler failed. When that is the handler's doing it counts as its failure: as an outage
     /// it would be repeated for ever.
-    fn after_handler(&self, error: sqlx::Error, idle: Duration) -> Outcome {
-        match class(&error) {
-            Class::Handler => Outcome::Failed(HandlerError::retriable(format!(
+    fn after_handler(&self, at: Option<usize>, error: sqlx::Error, idle: Duration) -> Outcome {
+        let its_fault = match class(&error) {
+            Class::Handler => format!(
                 "the handler returned Ok, but an earlier statement of it had failed, or it left the transaction idle for too long: {error}"
-            ))),
-            Class::Outage if idle >= self.idle_limit => {
-                Outcome::Failed(HandlerError::retriable(format!(
-                    "the handler left the transaction idle for up to {} s, the limit is {} s: {error}",
-                    idle.as_secs(),
-                    self.idle_limit.as_secs(),
-                )))
+            ),
+            _ if is_no_savepoint(&error) => {
+                "the handler returned Ok, but its transaction is not open any more".to_owned()
             }
-            Class::Outage => Outcome::Outage(error),
+            Class::Outage if idle >= self.idle_limit => format!(
+                "the handler left the transaction idle for up to {} s, the limit is {} s: {error}",
+                idle.as_secs(),
+                self.idle_limit.as_secs(),
+            ),
+            Class::Outage => return Outcome::Outage(error),
             Class::Data | Class::Refusal => {
-                Outcome::Stop(Error::database("advance the position", error))
+                return Outcome::Stop(Error::database("advance the position", error));
             }
-        }
+        };
+        Outcome::Failed(failure(at, &HandlerError::retriable(its_fault)))
+    }
+
+    /// Writes down that the consumer stops because many messages failed in a row.
+    pub(crate) async fn trip(
+        &self,
+        topic: &str,
+        consumer: &str,
+        failures: u32,
+        error: &str,
+    ) -> Result<(), sqlx::Error> {
+        let failures = i32::try_from(failures).unwrap_or(i32::MAX);
+        let write = async {
+            let mut conn = self.pool.acquire().await?;
+            D::trip(&mut conn, &self.statements, consumer, topic, failures, error).await
+        };
+        self.limited(write).await
     }
 
     /// Reads the position row as committed, in a session of its own.
@@ -351,17 +693,24 @@ impl<D: InboxStore> Processor<D> {
         self.limited(read).await
     }
 
-    /// Takes ownership of a partition; `None` when it has no row yet.
+    /// Takes ownership of a partition, and reads what was tried in vain; `None` when it has no row yet.
     ///
     /// The token is written before Kafka is asked where the partition begins and ends, and before it is told to
     /// deliver. It may wait for the last transaction of the previous owner, and thereby sees its outcome: whatever
     /// that one tries later fails on the token (G6). A lost answer needs no care: the next attempt writes another token.
-    pub(crate) async fn take(&self, key: &Key) -> Result<Option<Row>, sqlx::Error> {
+    pub(crate) async fn take(
+        &self,
+        key: &Key,
+    ) -> Result<Option<(Row, BTreeMap<i64, Attempt>)>, sqlx::Error> {
         let take = async {
-            let mut tx = D::begin_brief(&self.pool, &self.statements).await?;
-            let row = D::take(&mut tx, &self.statements, key, Uuid::new_v4()).await?;
+            let statements = &self.statements;
+            let mut tx = D::begin_brief(&self.pool, statements).await?;
+            let Some(row) = D::take(&mut tx, statements, key, Uuid::new_v4()).await? else {
+                return Ok(None);
+            };
+            let attempts = D::attempts(&mut tx, statements, key, row.next).await?;
             tx.commit().await?;
-            Ok(row)
+            Ok(Some((row, attempts)))
         };
         self.limited(take).await
     }
@@ -387,6 +736,39 @@ impl<D: InboxStore> Processor<D> {
         };
         Ok(self.limited(create).await?.then_some(row))
     }
+}
+
+impl Fate {
+    fn of(settled: Settled) -> Self {
+        Self {
+            settled,
+            took: Duration::ZERO,
+        }
+    }
+}
+
+/// How [`Processor::finish`] ended.
+enum Finished {
+    Done(Outcome),
+    /// The transaction is rolled back, because this statement failed after the handler.
+    NotAdvanced(sqlx::Error),
+}
+
+/// What a dead letter says besides the message.
+#[derive(Clone, Copy)]
+struct Letter<'a> {
+    attempts: u32,
+    first_failed_at: Option<i64>,
+    error: &'a str,
+    parked: bool,
+}
+
+/// The savepoint is gone, and with it the transaction (SQLSTATE 3B001, 25P01; SQLite: no such savepoint).
+fn is_no_savepoint(error: &sqlx::Error) -> bool {
+    error.as_database_error().is_some_and(|e| {
+        matches!(e.code().as_deref(), Some("3B001" | "25P01"))
+            || e.message().starts_with("no such savepoint")
+    })
 }
 
 /// A dead letter that cannot be written stops the partition: the message must not be passed (G8).

@@ -2,117 +2,129 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use metrics::Counter;
+use metrics::{Counter, Gauge, Histogram};
+use time::OffsetDateTime;
 
 /// Live counters of one [`Inbox`](crate::Inbox). Clones share the numbers.
 ///
 /// The same events go to the `metrics` facade with the labels `consumer` and `topic`:
 ///
-/// | metric | counts |
-/// |---|---|
-/// | `oncebox_inbox_deliveries_total` | messages received from Kafka |
-/// | `oncebox_inbox_duplicates_total` | deliveries that were already settled: found by the mark or below the position |
-/// | `oncebox_inbox_effects_total` | handler transactions that committed |
-/// | `oncebox_inbox_retries_total` | handler calls that failed and will be repeated |
-/// | `oncebox_inbox_dead_letters_total` | messages written to the dead-letter table |
-/// | `oncebox_inbox_ownership_total` | times a partition's position row was taken |
+/// | metric | kind | what |
+/// |---|---|---|
+/// | `oncebox_inbox_deliveries_total` | counter | messages received from Kafka |
+/// | `oncebox_inbox_duplicates_total` | counter | deliveries that were already settled; label `reason`: `position` (below the position), `mark` (the dedup mark was there), `hint` (a hint knew it, and the database confirmed it) |
+/// | `oncebox_inbox_effects_total` | counter | messages whose effect committed |
+/// | `oncebox_inbox_retries_total` | counter | handler calls that failed and will be repeated |
+/// | `oncebox_inbox_dead_letters_total` | counter | messages written to the dead-letter table |
+/// | `oncebox_inbox_parked_total` | counter | messages parked because their key is blocked |
+/// | `oncebox_inbox_ownership_total` | counter | times a partition's position row was taken |
+/// | `oncebox_inbox_batch_messages` | histogram | messages that shared a transaction |
+/// | `oncebox_inbox_transaction_seconds` | histogram | from the beginning of a transaction to the answer to its COMMIT |
+/// | `oncebox_inbox_lag_seconds` | gauge | age of the message that was settled last, by Kafka's timestamp, when it was settled |
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     counts: Arc<Counts>,
 }
 
-#[derive(Debug, Default)]
-struct Counts {
-    deliveries: AtomicU64,
-    duplicates: AtomicU64,
-    effects: AtomicU64,
-    retries: AtomicU64,
-    dead_letters: AtomicU64,
-    ownership: AtomicU64,
+/// How a duplicate was known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Duplicate {
+    Position,
+    Mark,
 }
 
-impl Stats {
-    /// Messages received from Kafka.
-    #[must_use]
-    pub fn deliveries(&self) -> u64 {
-        self.counts.deliveries.load(Ordering::Relaxed)
-    }
-
-    /// Deliveries that were already settled.
-    #[must_use]
-    pub fn duplicates(&self) -> u64 {
-        self.counts.duplicates.load(Ordering::Relaxed)
-    }
-
-    /// Handler transactions that committed.
-    #[must_use]
-    pub fn effects(&self) -> u64 {
-        self.counts.effects.load(Ordering::Relaxed)
-    }
-
-    /// Handler calls that failed and will be repeated.
-    #[must_use]
-    pub fn retries(&self) -> u64 {
-        self.counts.retries.load(Ordering::Relaxed)
-    }
-
-    /// Messages written to the dead-letter table.
-    #[must_use]
-    pub fn dead_letters(&self) -> u64 {
-        self.counts.dead_letters.load(Ordering::Relaxed)
-    }
-
-    /// Times a partition's position row was taken.
-    #[must_use]
-    pub fn ownership(&self) -> u64 {
-        self.counts.ownership.load(Ordering::Relaxed)
-    }
-}
-
-/// The counters of one topic: the shared handle and the facade's.
-#[derive(Clone)]
-pub(crate) struct TopicCounters {
-    stats: Stats,
-    deliveries: Counter,
-    duplicates: Counter,
-    effects: Counter,
-    retries: Counter,
-    dead_letters: Counter,
-    ownership: Counter,
-}
-
-macro_rules! counted {
-    ($($name:ident),*) => {$(
-        pub(crate) fn $name(&self) {
-            self.stats.counts.$name.fetch_add(1, Ordering::Relaxed);
-            self.$name.increment(1);
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident $metric:literal),* $(,)?) => {
+        #[derive(Debug, Default)]
+        struct Counts {
+            duplicates: AtomicU64,
+            $($name: AtomicU64,)*
         }
-    )*};
+
+        impl Stats {
+            /// Deliveries that were already settled.
+            #[must_use]
+            pub fn duplicates(&self) -> u64 {
+                self.counts.duplicates.load(Ordering::Relaxed)
+            }
+
+            $($(#[$doc])*
+            #[must_use]
+            pub fn $name(&self) -> u64 {
+                self.counts.$name.load(Ordering::Relaxed)
+            })*
+        }
+
+        /// The counters of one topic: the shared handle and the facade's.
+        #[derive(Clone)]
+        pub(crate) struct TopicCounters {
+            stats: Stats,
+            duplicates: [Counter; 2],
+            batch: Histogram,
+            transaction: Histogram,
+            lag: Gauge,
+            $($name: Counter,)*
+        }
+
+        impl TopicCounters {
+            pub(crate) fn new(stats: Stats, consumer: &str, topic: &str) -> Self {
+                let labels = || [("consumer", consumer.to_owned()), ("topic", topic.to_owned())];
+                let duplicates = ["position", "mark"].map(|reason| {
+                    let mut labels = labels().to_vec();
+                    labels.push(("reason", reason.to_owned()));
+                    metrics::counter!("oncebox_inbox_duplicates_total", &labels)
+                });
+                Self {
+                    stats,
+                    duplicates,
+                    batch: metrics::histogram!("oncebox_inbox_batch_messages", &labels()),
+                    transaction: metrics::histogram!("oncebox_inbox_transaction_seconds", &labels()),
+                    lag: metrics::gauge!("oncebox_inbox_lag_seconds", &labels()),
+                    $($name: metrics::counter!($metric, &labels()),)*
+                }
+            }
+
+            $(pub(crate) fn $name(&self, n: u64) {
+                self.stats.counts.$name.fetch_add(n, Ordering::Relaxed);
+                self.$name.increment(n);
+            })*
+        }
+    };
+}
+
+counts! {
+    /// Messages received from Kafka.
+    deliveries "oncebox_inbox_deliveries_total",
+    /// Messages whose effect committed.
+    effects "oncebox_inbox_effects_total",
+    /// Handler calls that failed and will be repeated.
+    retries "oncebox_inbox_retries_total",
+    /// Messages written to the dead-letter table.
+    dead_letters "oncebox_inbox_dead_letters_total",
+    /// Messages parked because their key is blocked.
+    parked "oncebox_inbox_parked_total",
+    /// Times a partition's position row was taken.
+    ownership "oncebox_inbox_ownership_total",
 }
 
 impl TopicCounters {
-    pub(crate) fn new(stats: Stats, consumer: &str, topic: &str) -> Self {
-        let counter = |name: &'static str| metrics::counter!(name, "consumer" => consumer.to_owned(), "topic" => topic.to_owned());
-        Self {
-            stats,
-            deliveries: counter("oncebox_inbox_deliveries_total"),
-            duplicates: counter("oncebox_inbox_duplicates_total"),
-            effects: counter("oncebox_inbox_effects_total"),
-            retries: counter("oncebox_inbox_retries_total"),
-            dead_letters: counter("oncebox_inbox_dead_letters_total"),
-            ownership: counter("oncebox_inbox_ownership_total"),
-        }
+    pub(crate) fn duplicates(&self, reason: Duplicate, n: u64) {
+        self.stats.counts.duplicates.fetch_add(n, Ordering::Relaxed);
+        self.duplicates[reason as usize].increment(n);
     }
 
-    counted!(
-        deliveries,
-        duplicates,
-        effects,
-        retries,
-        dead_letters,
-        ownership
-    );
+    /// A transaction settled so many messages; the last of them has this timestamp.
+    pub(crate) fn transaction(&self, messages: usize, took: Duration, timestamp_ms: Option<i64>) {
+        self.batch.record(messages as f64);
+        self.transaction.record(took.as_secs_f64());
+        if let Some(at) = timestamp_ms {
+            let now = OffsetDateTime::now_utc().unix_timestamp_nanos() / 1_000_000;
+            let age = (now - i128::from(at)).max(0);
+            self.lag.set(age as f64 / 1_000.0);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -128,39 +140,54 @@ mod tests {
         let stats = Stats::default();
         metrics::with_local_recorder(&recorder, || {
             let counters = TopicCounters::new(stats.clone(), "inventory", "orders");
-            counters.deliveries();
-            counters.deliveries();
-            counters.duplicates();
-            counters.effects();
-            counters.retries();
-            counters.dead_letters();
-            counters.ownership();
+            counters.deliveries(2);
+            counters.duplicates(Duplicate::Position, 1);
+            counters.duplicates(Duplicate::Mark, 2);
+            counters.effects(1);
+            counters.retries(1);
+            counters.dead_letters(1);
+            counters.parked(1);
+            counters.ownership(1);
+            counters.transaction(3, Duration::from_millis(5), Some(0));
         });
-        let mut found: Vec<(String, u64)> = snapshotter
-            .snapshot()
-            .into_vec()
-            .into_iter()
-            .map(|(key, _, _, value)| {
-                let key = key.key();
-                let labels: Vec<_> = key.labels().map(|l| (l.key(), l.value())).collect();
-                assert_eq!(labels, [("consumer", "inventory"), ("topic", "orders")]);
-                let DebugValue::Counter(n) = value else {
-                    panic!("{value:?}")
-                };
-                (key.name().to_owned(), n)
-            })
-            .collect();
+        let mut found = Vec::new();
+        let mut others = Vec::new();
+        for (key, _, _, value) in snapshotter.snapshot().into_vec() {
+            let key = key.key();
+            let mut name = key.name().to_owned();
+            let mut labels: Vec<_> = key.labels().map(|l| (l.key(), l.value())).collect();
+            if let Some(("reason", reason)) = labels.get(2).copied() {
+                name = format!("{name} {reason}");
+                labels.pop();
+            }
+            assert_eq!(labels, [("consumer", "inventory"), ("topic", "orders")]);
+            match value {
+                DebugValue::Counter(n) => found.push((name, n)),
+                _ => others.push(name),
+            }
+        }
+        others.sort();
+        assert_eq!(
+            others,
+            [
+                "oncebox_inbox_batch_messages",
+                "oncebox_inbox_lag_seconds",
+                "oncebox_inbox_transaction_seconds",
+            ]
+        );
         found.sort();
         let expected = [
             ("oncebox_inbox_dead_letters_total", stats.dead_letters()),
             ("oncebox_inbox_deliveries_total", stats.deliveries()),
-            ("oncebox_inbox_duplicates_total", stats.duplicates()),
+            ("oncebox_inbox_duplicates_total mark", 2),
+            ("oncebox_inbox_duplicates_total position", 1),
             ("oncebox_inbox_effects_total", stats.effects()),
             ("oncebox_inbox_ownership_total", stats.ownership()),
+            ("oncebox_inbox_parked_total", stats.parked()),
             ("oncebox_inbox_retries_total", stats.retries()),
         ]
         .map(|(name, n)| (name.to_owned(), n));
         assert_eq!(found, expected);
-        assert_eq!((stats.deliveries(), stats.effects()), (2, 1));
+        assert_eq!((stats.deliveries(), stats.duplicates()), (2, 3));
     }
 }

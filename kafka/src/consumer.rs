@@ -55,6 +55,16 @@ pub enum ConsumerEvent {
         /// What the broker said.
         reason: String,
     },
+    /// The end of the partition was reached: there is nothing below this offset that was not
+    /// returned. Other than the offset after the last message, it counts transaction markers.
+    End {
+        /// Topic.
+        topic: Arc<str>,
+        /// Partition.
+        partition: i32,
+        /// Where the next record will lie, or above.
+        offset: i64,
+    },
     /// Something failed. librdkafka goes on by itself unless [`Error::is_fatal`].
     Error(Error),
 }
@@ -106,6 +116,15 @@ impl Consumer {
                 partition,
                 offset,
                 reason,
+            }),
+            Polled::End {
+                topic,
+                partition,
+                offset,
+            } => Some(ConsumerEvent::End {
+                topic,
+                partition,
+                offset,
             }),
             Polled::Error(error) => Some(ConsumerEvent::Error(error)),
         }

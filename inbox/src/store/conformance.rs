@@ -6,8 +6,9 @@ use oncebox_migrations::Names;
 use sqlx::Pool;
 use uuid::Uuid;
 
-use super::DeadLetter;
+use super::{DeadLetter, Recorded};
 use crate::InboxStore;
+use crate::partition::Attempt;
 use crate::position::{Key, Known, Row};
 
 fn key(consumer: &str, partition: i32) -> Key {
@@ -28,29 +29,146 @@ async fn conforms<D: InboxStore>(pool: &Pool<D>) {
     positions(pool, statements).await;
     resumes(pool, statements).await;
     letters(pool, statements).await;
+    blocked_keys(pool, statements).await;
+    attempts(pool, statements).await;
+    records(pool, statements).await;
+    breakers(pool, statements).await;
+    savepoints(pool, statements).await;
+}
+
+async fn mark<D: InboxStore>(
+    conn: &mut D::Connection,
+    statements: &super::Statements,
+    consumer: &str,
+    id: Uuid,
+) -> bool {
+    !D::mark(conn, statements, consumer, &[id])
+        .await
+        .unwrap()
+        .is_empty()
 }
 
 async fn marks<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
     let id = Uuid::now_v7();
     let mut tx = D::begin(pool, statements).await.unwrap();
-    assert!(D::mark(&mut tx, statements, "a", id).await.unwrap());
+    assert!(mark::<D>(&mut tx, statements, "a", id).await);
     tx.rollback().await.unwrap();
     let mut tx = D::begin(pool, statements).await.unwrap();
     assert!(
-        D::mark(&mut tx, statements, "a", id).await.unwrap(),
+        mark::<D>(&mut tx, statements, "a", id).await,
         "a rolled-back mark is no mark"
     );
     assert!(
-        !D::mark(&mut tx, statements, "a", id).await.unwrap(),
+        !mark::<D>(&mut tx, statements, "a", id).await,
         "the second one is a duplicate"
     );
     assert!(
-        D::mark(&mut tx, statements, "b", id).await.unwrap(),
+        mark::<D>(&mut tx, statements, "b", id).await,
         "each consumer has its own"
     );
     tx.commit().await.unwrap();
     let mut tx = D::begin(pool, statements).await.unwrap();
-    assert!(!D::mark(&mut tx, statements, "a", id).await.unwrap());
+    assert!(!mark::<D>(&mut tx, statements, "a", id).await);
+    tx.rollback().await.unwrap();
+}
+
+async fn blocked_keys<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
+    let (here, there) = (key("a", 0), key("b", 0));
+    let mut tx = D::begin(pool, statements).await.unwrap();
+    let names: [&[u8]; 3] = [b"", b"k\0", b"z"];
+    let blocked = D::blocked(&mut tx, statements, &here, &names).await.unwrap();
+    assert!(blocked.is_empty());
+    for _ in 0..2 {
+        D::block(&mut tx, statements, &here, b"k\0", "why")
+            .await
+            .unwrap();
+    }
+    let blocked = D::blocked(&mut tx, statements, &here, &names).await.unwrap();
+    assert_eq!(blocked, [b"k\0"]);
+    let blocked = D::blocked(&mut tx, statements, &there, &names).await.unwrap();
+    assert!(blocked.is_empty(), "each consumer has its own");
+    tx.commit().await.unwrap();
+}
+
+async fn attempts<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
+    let here = key("a", 0);
+    let mut attempt = Attempt {
+        message_id: Uuid::now_v7(),
+        attempts: 3,
+        error: "no".to_owned(),
+        first_failed_at: 1_700_000_000_123_000,
+        wait: Duration::from_secs(100),
+    };
+    let mut tx = D::begin(pool, statements).await.unwrap();
+    for offset in [4, 5, 9] {
+        D::note(&mut tx, statements, &here, offset, &attempt)
+            .await
+            .unwrap();
+    }
+    attempt.attempts = 4;
+    D::note(&mut tx, statements, &here, 9, &attempt).await.unwrap();
+    D::forget(&mut tx, statements, &here, 5).await.unwrap();
+    let found = D::attempts(&mut tx, statements, &here, 5).await.unwrap();
+    assert_eq!(found.keys().copied().collect::<Vec<_>>(), [9]);
+    let wait = found[&9].wait;
+    assert!(wait > Duration::from_secs(90) && wait <= Duration::from_secs(101), "{wait:?}");
+    attempt.wait = wait;
+    assert_eq!(found[&9], attempt);
+    let others = D::attempts(&mut tx, statements, &key("b", 0), 0).await.unwrap();
+    assert!(others.is_empty());
+    tx.commit().await.unwrap();
+}
+
+async fn records<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
+    let record = |offset, business_id: Option<&str>, error| Recorded {
+        offset,
+        message_id: Uuid::now_v7(),
+        business_id: business_id.map(str::to_owned),
+        status: if error == Some("no") { "dead" } else { "effect" },
+        attempts: 2,
+        first_at: 1_700_000_000_123_000,
+        duration_us: 17,
+        error,
+    };
+    let records = [record(1, Some("order 7"), None), record(2, None, Some("no"))];
+    let mut tx = D::begin(pool, statements).await.unwrap();
+    D::record(&mut tx, statements, &key("a", 0), &records)
+        .await
+        .unwrap();
+    let mut odd = record(3, None, None);
+    odd.status = "lost";
+    D::record(&mut tx, statements, &key("a", 0), &[odd])
+        .await
+        .unwrap_err();
+    tx.rollback().await.unwrap();
+}
+
+async fn breakers<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
+    let mut conn = pool.acquire().await.unwrap();
+    let tripped = D::tripped(&mut conn, statements, "a", "t").await.unwrap();
+    assert_eq!(tripped, None);
+    for failures in [5, 6] {
+        D::trip(&mut conn, statements, "a", "t", failures, "no")
+            .await
+            .unwrap();
+    }
+    let tripped = D::tripped(&mut conn, statements, "a", "t").await.unwrap();
+    assert_eq!(tripped, Some((5, "no".to_owned())), "the first one stays");
+    assert_eq!(D::accept(&mut conn, statements, "b").await.unwrap(), 0);
+    assert_eq!(D::accept(&mut conn, statements, "a").await.unwrap(), 1);
+    let tripped = D::tripped(&mut conn, statements, "a", "t").await.unwrap();
+    assert_eq!(tripped, None);
+}
+
+async fn savepoints<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
+    let mut tx = D::begin(pool, statements).await.unwrap();
+    D::guard(&mut tx).await.unwrap();
+    D::intact(&mut tx).await.unwrap();
+    D::guard(&mut tx).await.unwrap();
+    D::plain(&mut tx, "ROLLBACK").await.unwrap();
+    let gone = D::intact(&mut tx).await;
+    assert!(gone.is_err(), "the transaction is another one");
+    D::reopen(&mut tx).await.unwrap();
     tx.rollback().await.unwrap();
 }
 
@@ -99,18 +217,21 @@ async fn positions<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements
     );
 
     let known = taken.known();
-    let to = known.after(8);
-    assert_eq!((to.next, to.seq), (9, 2));
-    let unmarked = D::advance(&mut tx, statements, &here, &known, &to, id)
+    let to = Known {
+        next: 9,
+        seq: 2,
+        ..known
+    };
+    let unmarked = D::advance(&mut tx, statements, &here, &known, &to, Some(id))
         .await
         .unwrap();
     assert!(!unmarked, "no position without the mark of its message");
-    assert!(D::mark(&mut tx, statements, "b", id).await.unwrap());
-    let foreign = D::advance(&mut tx, statements, &here, &known, &to, id)
+    assert!(mark::<D>(&mut tx, statements, "b", id).await);
+    let foreign = D::advance(&mut tx, statements, &here, &known, &to, Some(id))
         .await
         .unwrap();
     assert!(!foreign, "another consumer's mark is none");
-    assert!(D::mark(&mut tx, statements, "a", id).await.unwrap());
+    assert!(mark::<D>(&mut tx, statements, "a", id).await);
     for wrong in [
         Known {
             owner: first,
@@ -119,18 +240,18 @@ async fn positions<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements
         Known { next: 6, ..known },
         Known { seq: 0, ..known },
     ] {
-        let moved = D::advance(&mut tx, statements, &here, &wrong, &to, id)
+        let moved = D::advance(&mut tx, statements, &here, &wrong, &to, Some(id))
             .await
             .unwrap();
         assert!(!moved, "{wrong:?}");
     }
     assert!(
-        D::advance(&mut tx, statements, &here, &known, &to, id)
+        D::advance(&mut tx, statements, &here, &known, &to, Some(id))
             .await
             .unwrap()
     );
     assert!(
-        !D::advance(&mut tx, statements, &here, &known, &to, id)
+        !D::advance(&mut tx, statements, &here, &known, &to, Some(id))
             .await
             .unwrap(),
         "once"
@@ -182,6 +303,9 @@ async fn letters<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
         headers: &[],
         error: "no",
         attempts: 3,
+        parked: false,
+        timestamp_ms: Some(1_700_000_000_000),
+        first_failed_at: Some(1_700_000_000_000_000),
     };
     let mut tx = D::begin(pool, statements).await.unwrap();
     assert_eq!(D::buried(&mut tx, statements, &key, 8).await.unwrap(), None);
@@ -266,14 +390,12 @@ mod postgres {
             let id = Uuid::now_v7();
             let mut first = sqlx::Postgres::begin(&pool, &statements).await.unwrap();
             assert!(
-                sqlx::Postgres::mark(&mut first, &statements, "a", id)
-                    .await
-                    .unwrap()
+                mark::<sqlx::Postgres>(&mut first, &statements, "a", id).await
             );
             let (pool, sql) = (pool.clone(), statements.clone());
             let second = tokio::spawn(async move {
                 let mut tx = sqlx::Postgres::begin(&pool, &sql).await.unwrap();
-                sqlx::Postgres::mark(&mut tx, &sql, "a", id).await.unwrap()
+                mark::<sqlx::Postgres>(&mut tx, &sql, "a", id).await
             });
             tokio::time::sleep(Duration::from_millis(200)).await;
             assert!(!second.is_finished(), "it waits");
@@ -293,15 +415,11 @@ mod postgres {
         let id = Uuid::now_v7();
         let mut still = sqlx::Postgres::begin(&pool, &statements).await.unwrap();
         assert!(
-            sqlx::Postgres::mark(&mut still, &statements, "a", id)
-                .await
-                .unwrap()
+            mark::<sqlx::Postgres>(&mut still, &statements, "a", id).await
         );
         let mut next = sqlx::Postgres::begin(&pool, &statements).await.unwrap();
         assert!(
-            sqlx::Postgres::mark(&mut next, &statements, "a", id)
-                .await
-                .unwrap()
+            mark::<sqlx::Postgres>(&mut next, &statements, "a", id).await
         );
         next.commit().await.unwrap();
         assert!(still.commit().await.is_err());

@@ -10,6 +10,7 @@ mod postgres;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,7 @@ use oncebox_migrations::{Dialect, Names};
 use sqlx::{AssertSqlSafe, Pool, Transaction};
 use uuid::Uuid;
 
+use crate::partition::Attempt;
 use crate::position::{Key, Known, Row};
 
 /// The SQL of one database, built once: table names are checked identifiers, everything else is bound.
@@ -26,6 +28,7 @@ pub struct Statements {
     begin: Arc<str>,
     begin_brief: Arc<str>,
     mark: Arc<str>,
+    advance_marked: Arc<str>,
     advance: Arc<str>,
     take: Arc<str>,
     create: Arc<str>,
@@ -33,6 +36,16 @@ pub struct Statements {
     put: Arc<str>,
     bury: Arc<str>,
     buried: Arc<str>,
+    block: Arc<str>,
+    blocked: Arc<str>,
+    note: Arc<str>,
+    forget: Arc<str>,
+    attempts: Arc<str>,
+    record: Arc<str>,
+    known: Arc<str>,
+    trip: Arc<str>,
+    tripped: Arc<str>,
+    accept: Arc<str>,
 }
 
 impl Statements {
@@ -49,12 +62,17 @@ impl Statements {
                 .replace("{inbox}", &names.inbox(dialect))
                 .replace("{position}", &names.position(dialect))
                 .replace("{dead_letter}", &names.dead_letter(dialect))
+                .replace("{blocked_key}", &names.blocked_key(dialect))
+                .replace("{attempt}", &names.attempt(dialect))
+                .replace("{record}", &names.record(dialect))
+                .replace("{breaker}", &names.breaker(dialect))
                 .into()
         };
         Self {
             begin: begin.into(),
             begin_brief: begin_brief.into(),
             mark: fill(templates.mark),
+            advance_marked: fill(templates.advance_marked),
             advance: fill(templates.advance),
             take: fill(templates.take),
             create: fill(templates.create),
@@ -62,13 +80,24 @@ impl Statements {
             put: fill(templates.put),
             bury: fill(templates.bury),
             buried: fill(templates.buried),
+            block: fill(templates.block),
+            blocked: fill(templates.blocked),
+            note: fill(templates.note),
+            forget: fill(templates.forget),
+            attempts: fill(templates.attempts),
+            record: fill(templates.record),
+            known: fill(templates.known),
+            trip: fill(templates.trip),
+            tripped: fill(templates.tripped),
+            accept: fill(templates.accept),
         }
     }
 }
 
-/// The texts of one database, with `{inbox}`, `{position}` and `{dead_letter}` for the tables.
+/// The texts of one database, with `{inbox}`, `{position}` and so on for the tables.
 struct Templates {
     mark: &'static str,
+    advance_marked: &'static str,
     advance: &'static str,
     take: &'static str,
     create: &'static str,
@@ -76,6 +105,16 @@ struct Templates {
     put: &'static str,
     bury: &'static str,
     buried: &'static str,
+    block: &'static str,
+    blocked: &'static str,
+    note: &'static str,
+    forget: &'static str,
+    attempts: &'static str,
+    record: &'static str,
+    known: &'static str,
+    trip: &'static str,
+    tripped: &'static str,
+    accept: &'static str,
 }
 
 /// A query over text that was built by [`Statements::new`]: the only place where run-time SQL is declared safe.
@@ -102,10 +141,41 @@ pub struct DeadLetter<'a> {
     pub error: &'a str,
     /// How often it was tried.
     pub attempts: i32,
+    /// It waits, and blocks its key, instead of being given up.
+    pub parked: bool,
+    /// Kafka's timestamp of the record, milliseconds.
+    pub timestamp_ms: Option<i64>,
+    /// Microseconds since the Unix epoch.
+    pub first_failed_at: Option<i64>,
+}
+
+/// A row of the record of what was consumed.
+#[derive(Clone, Debug)]
+pub struct Recorded<'a> {
+    /// Offset of the record.
+    pub offset: i64,
+    /// The message's id.
+    pub message_id: Uuid,
+    /// What the business calls it.
+    pub business_id: Option<String>,
+    /// `effect`, `dead` or `parked`.
+    pub status: &'static str,
+    /// Calls of the handler.
+    pub attempts: i32,
+    /// Of the first attempt, microseconds since the Unix epoch.
+    pub first_at: i64,
+    /// Of the handler's last call, microseconds.
+    pub duration_us: i64,
+    /// Why it failed.
+    pub error: Option<&'a str>,
 }
 
 /// The statements of the inbox in one database.
 pub trait Store: sqlx::Database {
+    /// The database runs in this process: a statement costs no round trip, one transaction writes at a time, and the
+    /// database may roll back by itself.
+    const IN_PROCESS: bool;
+
     /// The SQL of this database. A session that is idle inside a transaction for longer than `idle_limit` is ended by
     /// the database, where it can do that (G6).
     fn statements(names: &Names, idle_limit: Duration) -> Statements;
@@ -134,14 +204,14 @@ pub trait Store: sqlx::Database {
         async move { pool.begin_with(begin).await }
     }
 
-    /// Inserts the dedup mark. `false`: it was there, the message is a duplicate. Waits for another transaction that
-    /// is inserting the same mark.
+    /// Inserts dedup marks, and returns those that were not there. Waits for other transactions that are inserting the same
+    /// marks. The ids are sorted and each there once: unsorted batches deadlock.
     fn mark(
         conn: &mut Self::Connection,
         statements: &Statements,
         consumer: &str,
-        message_id: Uuid,
-    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+        ids: &[Uuid],
+    ) -> impl Future<Output = Result<Vec<Uuid>, sqlx::Error>> + Send;
 
     /// The compare-and-set of the position. `false`: the row is not what this process knows, or the mark of the message
     /// is not there: the transaction that inserted it was rolled back behind our back, and with it the effect (SQLite
@@ -152,8 +222,107 @@ pub trait Store: sqlx::Database {
         key: &Key,
         from: &Known,
         to: &Known,
-        message_id: Uuid,
+        marked: Option<Uuid>,
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// A savepoint that [`Store::intact`] looks for.
+    fn guard(conn: &mut Self::Connection) -> impl Future<Output = Result<(), sqlx::Error>> + Send {
+        async move { Self::plain(conn, "SAVEPOINT oncebox").await }
+    }
+
+    /// Whether the transaction of [`Store::guard`] is still the one that is open: an error when it is not.
+    fn intact(conn: &mut Self::Connection) -> impl Future<Output = Result<(), sqlx::Error>> + Send {
+        async move { Self::plain(conn, "RELEASE SAVEPOINT oncebox").await }
+    }
+
+    /// Runs a statement without parameters.
+    fn plain(
+        conn: &mut Self::Connection,
+        statement: &'static str,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Which of these keys are blocked; locks their rows. The keys are sorted and each there once.
+    fn blocked(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        keys: &[&[u8]],
+    ) -> impl Future<Output = Result<Vec<Vec<u8>>, sqlx::Error>> + Send;
+
+    /// Blocks a key.
+    fn block(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        blocked: &[u8],
+        reason: &str,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Writes down the attempts of a message, and how long it waits.
+    fn note(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        offset: i64,
+        attempt: &Attempt,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Deletes the attempts of a message.
+    fn forget(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        offset: i64,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// The attempts of the messages from an offset on.
+    fn attempts(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        from: i64,
+    ) -> impl Future<Output = Result<BTreeMap<i64, Attempt>, sqlx::Error>> + Send;
+
+    /// Writes rows of the record.
+    fn record(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        records: &[Recorded<'_>],
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Which of these messages have a mark, and where the position stands at the same moment.
+    fn known(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        ids: &[Uuid],
+    ) -> impl Future<Output = Result<Option<(Known, Vec<Uuid>)>, sqlx::Error>> + Send;
+
+    /// Writes down that a consumer stopped because many messages failed in a row.
+    fn trip(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+        topic: &str,
+        failures: i32,
+        error: &str,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Whether it did, and why.
+    fn tripped(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+        topic: &str,
+    ) -> impl Future<Output = Result<Option<(i32, String)>, sqlx::Error>> + Send;
+
+    /// Somebody accepts the failures of a consumer. Returns how many topics that were.
+    fn accept(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
 
     /// Makes sure that a transaction is open where one should be. A handler may have ended it by itself (a bare
     /// ROLLBACK): sqlx still counts it, its own ROLLBACK would then fail, and the pool would hand out a connection on
@@ -213,23 +382,16 @@ pub trait Store: sqlx::Database {
 /// no bounds that would let one generic function serve both.
 macro_rules! implement_statements {
     ($db:ty) => {
-        async fn mark(
-            conn: &mut Self::Connection,
-            statements: &Statements,
-            consumer: &str,
-            message_id: uuid::Uuid,
-        ) -> Result<bool, sqlx::Error> {
-            let row = $crate::store::sql::<$db>(&statements.mark)
-                .bind(consumer)
-                .bind(message_id)
-                .fetch_optional(conn)
-                .await?;
-            Ok(row.is_some())
-        }
-
         async fn reopen(conn: &mut Self::Connection) -> Result<(), sqlx::Error> {
             // Refused, or only warned about, where a transaction is open.
             sqlx::query("BEGIN").execute(conn).await.map(drop)
+        }
+
+        async fn plain(
+            conn: &mut Self::Connection,
+            statement: &'static str,
+        ) -> Result<(), sqlx::Error> {
+            sqlx::query(statement).execute(conn).await.map(drop)
         }
 
         async fn advance(
@@ -238,9 +400,14 @@ macro_rules! implement_statements {
             key: &$crate::position::Key,
             from: &$crate::position::Known,
             to: &$crate::position::Known,
-            message_id: uuid::Uuid,
+            marked: Option<uuid::Uuid>,
         ) -> Result<bool, sqlx::Error> {
-            let done = $crate::store::sql::<$db>(&statements.advance)
+            let text = if marked.is_some() {
+                &statements.advance_marked
+            } else {
+                &statements.advance
+            };
+            let mut query = $crate::store::sql::<$db>(text)
                 .bind(&*key.consumer)
                 .bind(&*key.topic)
                 .bind(key.partition)
@@ -248,11 +415,127 @@ macro_rules! implement_statements {
                 .bind(from.next)
                 .bind(from.seq)
                 .bind(to.next)
-                .bind(to.seq)
-                .bind(message_id)
+                .bind(to.seq);
+            if let Some(id) = marked {
+                query = query.bind(id);
+            }
+            Ok(query.execute(conn).await?.rows_affected() == 1)
+        }
+
+        async fn block(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            key: &$crate::position::Key,
+            blocked: &[u8],
+            reason: &str,
+        ) -> Result<(), sqlx::Error> {
+            $crate::store::sql::<$db>(&statements.block)
+                .bind(&*key.consumer)
+                .bind(&*key.topic)
+                .bind(blocked)
+                .bind(reason)
+                .execute(conn)
+                .await
+                .map(drop)
+        }
+
+        async fn note(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            key: &$crate::position::Key,
+            offset: i64,
+            attempt: &$crate::partition::Attempt,
+        ) -> Result<(), sqlx::Error> {
+            $crate::store::sql::<$db>(&statements.note)
+                .bind(&*key.consumer)
+                .bind(&*key.topic)
+                .bind(key.partition)
+                .bind(offset)
+                .bind(attempt.message_id)
+                .bind(i32::try_from(attempt.attempts).unwrap_or(i32::MAX))
+                .bind(&attempt.error)
+                .bind(attempt.first_failed_at)
+                .bind(i64::try_from(attempt.wait.as_micros()).unwrap_or(i64::MAX))
+                .execute(conn)
+                .await
+                .map(drop)
+        }
+
+        async fn forget(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            key: &$crate::position::Key,
+            offset: i64,
+        ) -> Result<(), sqlx::Error> {
+            $crate::store::sql::<$db>(&statements.forget)
+                .bind(&*key.consumer)
+                .bind(&*key.topic)
+                .bind(key.partition)
+                .bind(offset)
+                .execute(conn)
+                .await
+                .map(drop)
+        }
+
+        async fn attempts(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            key: &$crate::position::Key,
+            from: i64,
+        ) -> Result<std::collections::BTreeMap<i64, $crate::partition::Attempt>, sqlx::Error> {
+            let rows = $crate::store::sql::<$db>(&statements.attempts)
+                .bind(&*key.consumer)
+                .bind(&*key.topic)
+                .bind(key.partition)
+                .bind(from)
+                .fetch_all(conn)
+                .await?;
+            rows.iter().map($crate::store::attempt_row).collect()
+        }
+
+        async fn trip(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            consumer: &str,
+            topic: &str,
+            failures: i32,
+            error: &str,
+        ) -> Result<(), sqlx::Error> {
+            $crate::store::sql::<$db>(&statements.trip)
+                .bind(consumer)
+                .bind(topic)
+                .bind(failures)
+                .bind(error)
+                .execute(conn)
+                .await
+                .map(drop)
+        }
+
+        async fn tripped(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            consumer: &str,
+            topic: &str,
+        ) -> Result<Option<(i32, String)>, sqlx::Error> {
+            let row = $crate::store::sql::<$db>(&statements.tripped)
+                .bind(consumer)
+                .bind(topic)
+                .fetch_optional(conn)
+                .await?;
+            row.map(|row| Ok((sqlx::Row::try_get(&row, 0)?, sqlx::Row::try_get(&row, 1)?)))
+                .transpose()
+        }
+
+        async fn accept(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            consumer: &str,
+        ) -> Result<u64, sqlx::Error> {
+            let done = $crate::store::sql::<$db>(&statements.accept)
+                .bind(consumer)
                 .execute(conn)
                 .await?;
-            Ok(done.rows_affected() == 1)
+            Ok(done.rows_affected())
         }
 
         async fn take(
@@ -340,6 +623,9 @@ macro_rules! implement_statements {
                 .bind(letter.headers)
                 .bind(letter.error)
                 .bind(letter.attempts)
+                .bind(letter.parked)
+                .bind(letter.timestamp_ms)
+                .bind(letter.first_failed_at)
                 .execute(conn)
                 .await?;
             Ok(done.rows_affected() == 1)
@@ -363,6 +649,28 @@ macro_rules! implement_statements {
     };
 }
 use implement_statements;
+
+/// Reads `record_offset, message_id, attempts, error, first_at, wait` (both in microseconds).
+fn attempt_row<'r, R>(row: &'r R) -> Result<(i64, Attempt), sqlx::Error>
+where
+    R: sqlx::Row,
+    usize: sqlx::ColumnIndex<R>,
+    String: sqlx::Decode<'r, R::Database> + sqlx::Type<R::Database>,
+    i32: sqlx::Decode<'r, R::Database> + sqlx::Type<R::Database>,
+    i64: sqlx::Decode<'r, R::Database> + sqlx::Type<R::Database>,
+    Uuid: sqlx::Decode<'r, R::Database> + sqlx::Type<R::Database>,
+{
+    let attempts: i32 = row.try_get(2)?;
+    let wait: i64 = row.try_get(5)?;
+    let attempt = Attempt {
+        message_id: row.try_get(1)?,
+        attempts: u32::try_from(attempts).unwrap_or_default(),
+        error: row.try_get(3)?,
+        first_failed_at: row.try_get(4)?,
+        wait: Duration::from_micros(u64::try_from(wait).unwrap_or_default()),
+    };
+    Ok((row.try_get(0)?, attempt))
+}
 
 /// Reads `topic_id, next, seq, owner`.
 fn position_row<'r, R>(row: &'r R) -> Result<Row, sqlx::Error>

@@ -3,15 +3,19 @@
 use std::time::Duration;
 
 use oncebox_migrations::{Dialect, Names};
-use sqlx::Postgres;
+use sqlx::{Postgres, Row as _};
+use uuid::Uuid;
 
-use super::{Statements, Store, Templates, implement_statements};
+use super::{Recorded, Statements, Store, Templates, implement_statements, sql};
+use crate::position::{Key, Known};
 
 const SQL: Templates = Templates {
-    mark: "INSERT INTO {inbox} (consumer, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING true",
-    advance: "UPDATE {position} SET next = $7, seq = $8, updated_at = now() \
+    mark: "INSERT INTO {inbox} (consumer, message_id) SELECT $1, unnest($2::uuid[]) ON CONFLICT DO NOTHING RETURNING message_id",
+    advance_marked: "UPDATE {position} SET next = $7, seq = $8, updated_at = now() \
               WHERE consumer = $1 AND topic = $2 AND partition = $3 AND owner = $4 AND next = $5 AND seq = $6 \
               AND EXISTS (SELECT 1 FROM {inbox} WHERE consumer = $1 AND message_id = $9)",
+    advance: "UPDATE {position} SET next = $7, seq = $8, updated_at = now() \
+              WHERE consumer = $1 AND topic = $2 AND partition = $3 AND owner = $4 AND next = $5 AND seq = $6",
     take: "UPDATE {position} SET owner = $4, seq = seq + 1, updated_at = now() \
            WHERE consumer = $1 AND topic = $2 AND partition = $3 RETURNING topic_id, next, seq, owner",
     create: "INSERT INTO {position} (consumer, topic, partition, topic_id, next, seq, owner) \
@@ -22,13 +26,41 @@ const SQL: Templates = Templates {
           ON CONFLICT (consumer, topic, partition) DO UPDATE SET topic_id = excluded.topic_id, next = excluded.next, \
           seq = greatest(p.seq + 1, excluded.seq), owner = excluded.owner, updated_at = now()",
     bury: "INSERT INTO {dead_letter} \
-           (consumer, message_id, topic, partition, record_offset, key, payload, headers, error, attempts) \
-           VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING",
+           (consumer, message_id, topic, partition, record_offset, key, payload, headers, error, attempts, parked, \
+           record_timestamp, first_failed_at) \
+           VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, 'epoch'::timestamptz + $13 * interval '1 microsecond') \
+           ON CONFLICT DO NOTHING",
     buried: "SELECT message_id FROM {dead_letter} \
              WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset = $4",
+    block: "INSERT INTO {blocked_key} (consumer, topic, key, reason) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+    // In the order of the keys: two batches that lock several keys must not wait for each other.
+    blocked: "SELECT key FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = ANY($3) ORDER BY key FOR UPDATE",
+    note: "INSERT INTO {attempt} AS a \
+           (consumer, topic, partition, record_offset, message_id, attempts, error, first_at, due_at) \
+           VALUES ($1, $2, $3, $4, $5, $6, $7, 'epoch'::timestamptz + $8 * interval '1 microsecond', \
+           clock_timestamp() + $9 * interval '1 microsecond') \
+           ON CONFLICT (consumer, topic, partition, record_offset) DO UPDATE SET message_id = excluded.message_id, \
+           attempts = excluded.attempts, error = excluded.error, first_at = excluded.first_at, due_at = excluded.due_at",
+    forget: "DELETE FROM {attempt} WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset = $4",
+    attempts: "SELECT record_offset, message_id, attempts, error, (extract(epoch FROM first_at) * 1000000)::bigint, \
+               (extract(epoch FROM greatest(due_at - clock_timestamp(), interval '0')) * 1000000)::bigint \
+               FROM {attempt} WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset >= $4",
+    record: "INSERT INTO {record} (consumer, topic, partition, record_offset, message_id, business_id, status, attempts, \
+             first_at, duration_us, error) \
+             SELECT $1, $2, $3, o, m, b, s, a, 'epoch'::timestamptz + f * interval '1 microsecond', d, e \
+             FROM unnest($4::bigint[], $5::uuid[], $6::text[], $7::text[], $8::int[], $9::bigint[], $10::bigint[], $11::text[]) \
+             AS r (o, m, b, s, a, f, d, e)",
+    known: "SELECT topic_id, next, seq, owner, \
+            ARRAY(SELECT message_id FROM {inbox} WHERE consumer = $1 AND message_id = ANY($4)) \
+            FROM {position} WHERE consumer = $1 AND topic = $2 AND partition = $3",
+    trip: "INSERT INTO {breaker} (consumer, topic, failures, error) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+    tripped: "SELECT failures, error FROM {breaker} WHERE consumer = $1 AND topic = $2",
+    accept: "DELETE FROM {breaker} WHERE consumer = $1",
 };
 
 impl Store for Postgres {
+    const IN_PROCESS: bool = false;
+
     fn statements(names: &Names, idle_limit: Duration) -> Statements {
         // READ COMMITTED, whatever the database's default: a stricter level answers 40001 where this one waits for the
         // other transaction and then sees its mark. The limit ends a stopped process that holds a lock (G6). One
@@ -49,6 +81,81 @@ impl Store for Postgres {
         oncebox_migrations::postgres::status(conn, names)
             .await?
             .check()
+    }
+
+    async fn mark(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+        ids: &[Uuid],
+    ) -> Result<Vec<Uuid>, sqlx::Error> {
+        let rows = sql::<Self>(&statements.mark)
+            .bind(consumer)
+            .bind(ids)
+            .fetch_all(conn)
+            .await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
+    }
+
+    async fn blocked(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        keys: &[&[u8]],
+    ) -> Result<Vec<Vec<u8>>, sqlx::Error> {
+        let rows = sql::<Self>(&statements.blocked)
+            .bind(&*key.consumer)
+            .bind(&*key.topic)
+            .bind(keys)
+            .fetch_all(conn)
+            .await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
+    }
+
+    async fn record(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        records: &[Recorded<'_>],
+    ) -> Result<(), sqlx::Error> {
+        let column = |pick: fn(&Recorded<'_>) -> i64| records.iter().map(pick).collect::<Vec<_>>();
+        let ids: Vec<Uuid> = records.iter().map(|r| r.message_id).collect();
+        let business: Vec<Option<&str>> = records.iter().map(|r| r.business_id.as_deref()).collect();
+        let statuses: Vec<&str> = records.iter().map(|r| r.status).collect();
+        let attempts: Vec<i32> = records.iter().map(|r| r.attempts).collect();
+        let errors: Vec<Option<&str>> = records.iter().map(|r| r.error).collect();
+        sql::<Self>(&statements.record)
+            .bind(&*key.consumer)
+            .bind(&*key.topic)
+            .bind(key.partition)
+            .bind(column(|r| r.offset))
+            .bind(ids)
+            .bind(business)
+            .bind(statuses)
+            .bind(attempts)
+            .bind(column(|r| r.first_at))
+            .bind(column(|r| r.duration_us))
+            .bind(errors)
+            .execute(conn)
+            .await
+            .map(drop)
+    }
+
+    async fn known(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        ids: &[Uuid],
+    ) -> Result<Option<(Known, Vec<Uuid>)>, sqlx::Error> {
+        let row = sql::<Self>(&statements.known)
+            .bind(&*key.consumer)
+            .bind(&*key.topic)
+            .bind(key.partition)
+            .bind(ids)
+            .fetch_optional(conn)
+            .await?;
+        row.map(|row| Ok((super::position_row(&row)?.known(), row.try_get(4)?)))
+            .transpose()
     }
 
     implement_statements!(Postgres);

@@ -3,17 +3,23 @@
 use std::time::Duration;
 
 use oncebox_migrations::{Dialect, Names};
-use sqlx::Sqlite;
+use sqlx::{Row as _, Sqlite};
+use uuid::Uuid;
 
-use super::{Statements, Store, Templates, implement_statements};
+use super::{Recorded, Statements, Store, Templates, implement_statements, sql};
+use crate::position::{Key, Known};
 
-// updated_at is for people; the expression is the one of the column's default.
+// updated_at is for people; the expression is the one of the column's default. Lists of ids come as JSON.
 const SQL: Templates = Templates {
-    mark: "INSERT INTO {inbox} (consumer, message_id) VALUES ($1, $2) ON CONFLICT DO NOTHING RETURNING true",
-    advance: "UPDATE {position} SET next = $7, seq = $8, \
+    mark: "INSERT INTO {inbox} (consumer, message_id) SELECT $1, unhex(value) FROM json_each($2) WHERE true \
+           ON CONFLICT DO NOTHING RETURNING message_id",
+    advance_marked: "UPDATE {position} SET next = $7, seq = $8, \
               updated_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 \
               WHERE consumer = $1 AND topic = $2 AND partition = $3 AND owner = $4 AND next = $5 AND seq = $6 \
               AND EXISTS (SELECT 1 FROM {inbox} WHERE consumer = $1 AND message_id = $9)",
+    advance: "UPDATE {position} SET next = $7, seq = $8, \
+              updated_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 \
+              WHERE consumer = $1 AND topic = $2 AND partition = $3 AND owner = $4 AND next = $5 AND seq = $6",
     take: "UPDATE {position} SET owner = $4, seq = seq + 1, \
            updated_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 \
            WHERE consumer = $1 AND topic = $2 AND partition = $3 RETURNING topic_id, next, seq, owner",
@@ -26,13 +32,37 @@ const SQL: Templates = Templates {
           seq = max(p.seq + 1, excluded.seq), owner = excluded.owner, \
           updated_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000",
     bury: "INSERT INTO {dead_letter} \
-           (consumer, message_id, topic, partition, record_offset, key, payload, headers, error, attempts) \
-           VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING",
+           (consumer, message_id, topic, partition, record_offset, key, payload, headers, error, attempts, parked, \
+           record_timestamp, first_failed_at) \
+           VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT DO NOTHING",
     buried: "SELECT message_id FROM {dead_letter} \
              WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset = $4",
+    block: "INSERT INTO {blocked_key} (consumer, topic, key, reason) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+    blocked: "SELECT key FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = $3",
+    note: "INSERT INTO {attempt} \
+           (consumer, topic, partition, record_offset, message_id, attempts, error, first_at, due_at) \
+           VALUES ($1, $2, $3, $4, $5, $6, $7, $8, \
+           CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 + $9) \
+           ON CONFLICT (consumer, topic, partition, record_offset) DO UPDATE SET message_id = excluded.message_id, \
+           attempts = excluded.attempts, error = excluded.error, first_at = excluded.first_at, due_at = excluded.due_at",
+    forget: "DELETE FROM {attempt} WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset = $4",
+    attempts: "SELECT record_offset, message_id, attempts, error, first_at, \
+               max(due_at - CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000, 0) \
+               FROM {attempt} WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset >= $4",
+    record: "INSERT INTO {record} (consumer, topic, partition, record_offset, message_id, business_id, status, attempts, \
+             first_at, duration_us, error) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
+    known: "SELECT topic_id, next, seq, owner, \
+            (SELECT group_concat(hex(message_id)) FROM {inbox} WHERE consumer = $1 \
+            AND message_id IN (SELECT unhex(value) FROM json_each($4))) \
+            FROM {position} WHERE consumer = $1 AND topic = $2 AND partition = $3",
+    trip: "INSERT INTO {breaker} (consumer, topic, failures, error) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+    tripped: "SELECT failures, error FROM {breaker} WHERE consumer = $1 AND topic = $2",
+    accept: "DELETE FROM {breaker} WHERE consumer = $1",
 };
 
 impl Store for Sqlite {
+    const IN_PROCESS: bool = true;
+
     fn statements(names: &Names, _idle_limit: Duration) -> Statements {
         // A deferred transaction that reads before it writes fails with SQLITE_BUSY at once, whatever busy_timeout says.
         // SQLite cannot end an idle transaction: see the precondition of G6. Waiting is bounded by busy_timeout.
@@ -49,5 +79,105 @@ impl Store for Sqlite {
             .check()
     }
 
+    async fn mark(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+        ids: &[Uuid],
+    ) -> Result<Vec<Uuid>, sqlx::Error> {
+        let rows = sql::<Self>(&statements.mark)
+            .bind(consumer)
+            .bind(json(ids))
+            .fetch_all(conn)
+            .await?;
+        rows.iter().map(|row| row.try_get(0)).collect()
+    }
+
+    async fn blocked(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        keys: &[&[u8]],
+    ) -> Result<Vec<Vec<u8>>, sqlx::Error> {
+        let mut blocked = Vec::new();
+        for name in keys {
+            let row = sql::<Self>(&statements.blocked)
+                .bind(&*key.consumer)
+                .bind(&*key.topic)
+                .bind(*name)
+                .fetch_optional(&mut *conn)
+                .await?;
+            if row.is_some() {
+                blocked.push(name.to_vec());
+            }
+        }
+        Ok(blocked)
+    }
+
+    async fn record(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        records: &[Recorded<'_>],
+    ) -> Result<(), sqlx::Error> {
+        for record in records {
+            sql::<Self>(&statements.record)
+                .bind(&*key.consumer)
+                .bind(&*key.topic)
+                .bind(key.partition)
+                .bind(record.offset)
+                .bind(record.message_id)
+                .bind(record.business_id.as_deref())
+                .bind(record.status)
+                .bind(record.attempts)
+                .bind(record.first_at)
+                .bind(record.duration_us)
+                .bind(record.error)
+                .execute(&mut *conn)
+                .await?;
+        }
+        Ok(())
+    }
+
+    async fn known(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        ids: &[Uuid],
+    ) -> Result<Option<(Known, Vec<Uuid>)>, sqlx::Error> {
+        let row = sql::<Self>(&statements.known)
+            .bind(&*key.consumer)
+            .bind(&*key.topic)
+            .bind(key.partition)
+            .bind(json(ids))
+            .fetch_optional(conn)
+            .await?;
+        let Some(row) = row else { return Ok(None) };
+        let found: Option<String> = row.try_get(4)?;
+        let found = found.unwrap_or_default();
+        let ids = found.split(',').filter(|id| !id.is_empty());
+        let ids = ids.map(|id| Uuid::try_parse(id).map_err(|e| sqlx::Error::Decode(e.into())));
+        Ok(Some((
+            super::position_row(&row)?.known(),
+            ids.collect::<Result<_, _>>()?,
+        )))
+    }
+
     implement_statements!(Sqlite);
+}
+
+/// `["hex",…]`, which `json_each` and `unhex` turn into ids again.
+fn json(ids: &[Uuid]) -> String {
+    let mut text = String::with_capacity(2 + ids.len() * 35);
+    text.push('[');
+    for (n, id) in ids.iter().enumerate() {
+        if n > 0 {
+            text.push(',');
+        }
+        text.push('"');
+        text.push_str(id.simple().encode_lower(&mut Uuid::encode_buffer()));
+        text.push('"');
+    }
+    text.push(']');
+    text
 }

@@ -1,94 +1,59 @@
 //! What Kafka is told: where to deliver from, when to pause, and how far we are.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
+use super::pump::Command;
 use super::{Id, Worker};
 use crate::InboxStore;
-use crate::error::Error;
-use crate::feed::Feed;
-use crate::partition::Partition;
-use crate::position::Known;
-use crate::step::Step;
 
-/// How often stored offsets go to Kafka.
-const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
+impl<D: InboxStore> Worker<D> {
+    fn tell(&self, command: Command) {
+        // Without a listener the events end too, and with them the worker.
+        let _ = self.commands.send(command);
+    }
 
-impl<D: InboxStore, F: Feed> Worker<D, F> {
     /// G7: only called with a position that the database has committed.
-    pub(super) fn store(&mut self, id: &Id, known: Known) {
-        match self.feed.store(&id.0, id.1, known.next) {
-            Ok(()) => {
-                self.stored = true;
-                self.processor.step(Step::OffsetStored);
-            }
-            // Informational: the database knows where we are.
-            Err(e) => {
-                tracing::debug!(topic = %id.0, partition = id.1, error = %e, "offset not stored")
-            }
-        }
+    pub(super) fn store(&self, id: &Id, next: i64) {
+        self.tell(Command::Store((Arc::clone(&id.0), id.1), next));
     }
 
-    pub(super) fn commit_offsets(&mut self, now: Instant) {
-        if !self.stored || now < self.offsets_committed + COMMIT_INTERVAL {
-            return;
-        }
-        self.offsets_committed = now;
-        match self.feed.commit() {
-            Ok(()) => self.stored = false,
-            Err(e) => tracing::debug!(error = %e, "offsets not committed, will be tried again"),
-        }
-    }
-
-    /// Tells Kafka to deliver every partition that is ours from its position.
-    pub(super) fn assign(&mut self) -> Result<(), Error> {
+    /// Tells Kafka to deliver every partition that is ours from behind the last message that came.
+    pub(super) fn assign(&mut self) {
         self.reassign = false;
-        let ours: Vec<_> = self
-            .partitions
-            .values()
-            .filter_map(|p| Some((p.key.topic.to_string(), p.key.partition, p.next()?)))
-            .collect();
-        if let Err(e) = self.feed.assign(&ours) {
-            self.reassign = true;
-            return Self::tolerate("assign partitions", e);
-        }
-        let names: Vec<_> = ours.into_iter().map(|(topic, p, _)| (topic, p)).collect();
-        // A pause outlives an assignment in librdkafka.
-        if let Err(e) = self.feed.resume(&names) {
-            tracing::debug!(error = %e, "not resumed");
-        }
-        for partition in self.partitions.values_mut() {
-            partition.reassigned();
-        }
-        Ok(())
+        let partitions = self.slots.values_mut().map(|slot| &mut slot.partition);
+        let ours = partitions.filter_map(|p| {
+            p.paused = false;
+            Some((p.key.topic.to_string(), p.key.partition, p.next()?))
+        });
+        let ours = ours.collect();
+        self.assignment += 1;
+        self.tell(Command::Assign(self.assignment, ours));
     }
 
-    /// Pauses partitions that wait, and wakes those that do not.
+    /// Pauses partitions that wait or are full for long, and wakes those that do not; holds everything back for a moment
+    /// while one is full.
     pub(super) fn adjust_flow(&mut self, now: Instant) {
-        self.set_paused(|p| p.wants_pause(now));
-    }
-
-    pub(super) fn set_paused(&mut self, wanted: impl Fn(&Partition) -> bool) {
-        for pause in [true, false] {
-            let changed: Vec<_> = self
-                .partitions
-                .values_mut()
-                .filter(|p| p.next().is_some() && p.paused != pause && wanted(p) == pause)
-                .map(|p| {
-                    p.paused = pause;
-                    (p.key.topic.to_string(), p.key.partition)
-                })
-                .collect();
-            if changed.is_empty() {
+        let mut full = false;
+        let (mut pause, mut resume) = (Vec::new(), Vec::new());
+        for slot in self.slots.values_mut() {
+            let partition = &mut slot.partition;
+            let wanted = partition.wants_pause(now);
+            full |= partition.is_full() && !wanted;
+            if partition.next().is_none() || partition.paused == wanted {
                 continue;
             }
-            let result = if pause {
-                self.feed.pause(&changed)
-            } else {
-                self.feed.resume(&changed)
-            };
-            if let Err(e) = result {
-                tracing::debug!(pause, error = %e, "flow not changed");
-            }
+            partition.paused = wanted;
+            let list = if wanted { &mut pause } else { &mut resume };
+            list.push((partition.key.topic.to_string(), partition.key.partition));
+        }
+        self.full.store(full, Ordering::Relaxed);
+        if !pause.is_empty() {
+            self.tell(Command::Pause(pause));
+        }
+        if !resume.is_empty() {
+            self.tell(Command::Resume(resume));
         }
     }
 }

@@ -1,39 +1,47 @@
-//! The consumer's thread: polls Kafka, does one piece of work at a time, and keeps polling while that takes long.
+//! The consumer at work: takes what Kafka delivers, lets the partitions decide what they need, and has it done.
 //!
-//! The thread owns the Kafka consumer (every call of it blocks). Database work runs on the tokio runtime; the thread waits
-//! for its result. What to do is decided by [`Partition`], what the database says by `position` and `start`.
+//! One task decides; it never waits for the database or for Kafka. The Kafka consumer has a thread of its own ([`pump`]),
+//! database work runs in tasks beside it ([`job`]). What to do is decided by [`Partition`], what the database says by `position`
+//! and `start`.
 
 mod flow;
 mod job;
+mod pump;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, mpsc as blocking};
 use std::time::{Duration, Instant};
 
 use oncebox_kafka::{ConsumerEvent, Message};
-use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use self::job::Ran;
+use self::job::{Job, Report, Ended};
+use self::pump::{Command, Event, Happened, Pump};
 
 use crate::InboxStore;
+use crate::breaker::Breaker;
 use crate::classify::{Class, class};
 use crate::delivery::{Identified, identify};
 use crate::error::Error;
 use crate::feed::Feed;
 use crate::foreign::ForeignId;
-use crate::partition::{Partition, Received, Work};
-use crate::position::{Key, Known, Verdict, judge};
+use crate::lane::{Batch, Standing};
+use crate::partition::{Failed, Limits, Partition, Received, Work};
+use crate::position::{Key, Verdict, judge};
 use crate::process::{Outcome, Processor, Settled};
 use crate::retry::RetryPolicy;
-use crate::start::{Start, decide};
-use crate::stats::{Stats, TopicCounters};
+use crate::stats::{Duplicate, Stats, TopicCounters};
 use crate::step::Step;
 
-/// Longest wait for Kafka when there is nothing to do; also how late a shutdown is noticed.
+/// Longest time without a look around.
 const TICK: Duration = Duration::from_millis(100);
+/// Events that may wait between the thread and the task, and those that are taken in one turn.
+const EVENTS: usize = 1_024;
 
 /// What the worker was told by the builder.
 #[derive(Clone, Debug)]
@@ -41,135 +49,276 @@ pub(crate) struct Settings {
     pub(crate) consumer: Arc<str>,
     pub(crate) retry: RetryPolicy,
     pub(crate) foreign_id: ForeignId,
-    pub(crate) check_interval: Duration,
+    pub(crate) limits: Limits,
+    /// Transactions at the same time.
+    pub(crate) connections: usize,
+    /// So many failures in a row are an outage.
+    pub(crate) breaker: Option<u32>,
     pub(crate) shutdown_grace: Duration,
 }
 
 type Id = (Arc<str>, i32);
 
-/// The consumer's thread.
-pub(crate) struct Worker<D: InboxStore, F: Feed> {
-    feed: F,
+/// A partition, and what is under way for it.
+struct Slot {
+    partition: Partition,
+    under_way: Vec<AbortHandle>,
+}
+
+/// See the module.
+pub(crate) struct Worker<D: InboxStore> {
     processor: Arc<Processor<D>>,
     settings: Settings,
-    runtime: Handle,
     shutdown: CancellationToken,
     stats: Stats,
     counters: BTreeMap<Arc<str>, TopicCounters>,
-    partitions: BTreeMap<Id, Partition>,
+    slots: BTreeMap<Id, Slot>,
+    jobs: JoinSet<Report>,
+    commands: blocking::Sender<Command>,
+    events: mpsc::Receiver<Event>,
+    full: Arc<AtomicBool>,
     generation: u64,
+    /// Number of the last assignment that Kafka was told.
+    assignment: u64,
     /// The partition that was served last, so that the others come first.
     last: Option<Id>,
     /// A partition has become ours since Kafka was last told where to deliver from.
     reassign: bool,
-    /// Something was stored since the last commit to Kafka.
-    stored: bool,
-    offsets_committed: Instant,
+    breaker: Breaker,
 }
 
-impl<D: InboxStore, F: Feed> Worker<D, F> {
-    pub(crate) fn new(
-        feed: F,
-        processor: Processor<D>,
-        settings: Settings,
-        runtime: Handle,
-        shutdown: CancellationToken,
-        stats: Stats,
-    ) -> Self {
-        Self {
-            feed,
-            processor: Arc::new(processor),
-            settings,
-            runtime,
-            shutdown,
-            stats,
-            counters: BTreeMap::new(),
-            partitions: BTreeMap::new(),
-            generation: 0,
-            last: None,
-            reassign: false,
-            stored: false,
-            offsets_committed: Instant::now(),
-        }
-    }
+/// Consumes until the shutdown is requested or something stops the consumer; then commits offsets and leaves the group.
+pub(crate) async fn work<D: InboxStore, F: Feed + Send + 'static>(
+    feed: F,
+    processor: Processor<D>,
+    settings: Settings,
+    shutdown: CancellationToken,
+    stats: Stats,
+) -> Result<(), Error> {
+    let (commands, told) = blocking::channel();
+    let (events, happened) = mpsc::channel(EVENTS);
+    let full = Arc::new(AtomicBool::new(false));
+    let pump = Pump {
+        feed,
+        commands: told,
+        events,
+        full: Arc::clone(&full),
+        on_step: processor.on_step.clone(),
+    };
+    let (gone, left) = tokio::sync::oneshot::channel();
+    std::thread::Builder::new()
+        .name(format!("inbox {}", settings.consumer))
+        .spawn(move || {
+            pump.run();
+            let _ = gone.send(());
+        })
+        .map_err(|_| Error::Thread)?;
+    let worker = Worker {
+        breaker: Breaker::new(settings.breaker),
+        processor: Arc::new(processor),
+        settings,
+        shutdown,
+        stats,
+        counters: BTreeMap::new(),
+        slots: BTreeMap::new(),
+        jobs: JoinSet::new(),
+        commands,
+        events: happened,
+        full,
+        generation: 0,
+        assignment: 0,
+        last: None,
+        reassign: false,
+    };
+    let result = worker.run().await;
+    // The worker's channels are closed: the thread commits the offsets and leaves the group.
+    let left = left.await;
+    result.and(left.map_err(|_| Error::Thread))
+}
 
-    /// Works until the shutdown is requested or something stops the consumer; then commits offsets and leaves the group.
-    pub(crate) fn run(mut self) -> Result<(), Error> {
-        let mut result = Ok(());
-        while result.is_ok() && !self.shutdown.is_cancelled() {
-            result = self.turn();
+impl<D: InboxStore> Worker<D> {
+    async fn run(mut self) -> Result<(), Error> {
+        while !self.shutdown.is_cancelled() {
+            self.turn().await?;
         }
-        self.feed.close();
-        result
-    }
-
-    /// One turn: at most one event from Kafka, at most one piece of work.
-    fn turn(&mut self) -> Result<(), Error> {
-        let now = Instant::now();
-        let timeout = match self.choose(now) {
-            Some(_) => Duration::ZERO,
-            None => self.until_something_is_due(now),
-        };
-        if let Some(event) = self.feed.poll(timeout) {
-            self.on_event(event)?;
-        }
-        if let Some((id, work)) = self.choose(Instant::now()) {
-            self.last = Some(id.clone());
-            match work {
-                Work::Take => self.take(&id)?,
-                Work::Check(known) => self.check(&id, known)?,
-                Work::Deliver(known) => self.deliver(&id, known)?,
-                Work::Bury(known) => self.bury(&id, known)?,
+        // What is under way may end; nothing new begins.
+        let deadline = tokio::time::Instant::now() + self.settings.shutdown_grace;
+        while !self.jobs.is_empty() {
+            tokio::select! {
+                Some(ended) = self.jobs.join_next() => self.on_ended(ended).await?,
+                event = self.events.recv() => self.on_event(event)?,
+                () = tokio::time::sleep_until(deadline) => break,
             }
         }
-        let next = self.choose(Instant::now());
-        let takes_are_due = next.is_some_and(|(id, work)| self.goes_first(&id, &work));
-        if self.reassign && !takes_are_due {
-            self.assign()?;
-        }
-        self.adjust_flow(Instant::now());
-        self.commit_offsets(Instant::now());
+        // Dropping a transaction rolls it back; a COMMIT that is on its way is judged by its compare-and-set.
+        self.jobs.shutdown().await;
         Ok(())
     }
 
-    /// Ownership first: Kafka delivers nothing before. But only where it did not fail yet: a partition without a leader
-    /// takes seconds to say so, and must not starve the others (G9).
-    fn goes_first(&self, id: &Id, work: &Work) -> bool {
-        *work == Work::Take && self.partitions.get(id).is_some_and(Partition::is_fresh)
-    }
-
-    /// The next partition with something to do, in turn.
-    fn choose(&self, now: Instant) -> Option<(Id, Work)> {
-        let check = self.settings.check_interval;
-        let ready = |(id, p): (&Id, &Partition)| p.work(now, check).map(|work| (id.clone(), work));
-        let after = self
-            .partitions
-            .iter()
-            .filter(|(id, _)| Some(*id) > self.last.as_ref());
-        let before = self
-            .partitions
-            .iter()
-            .filter(|(id, _)| Some(*id) <= self.last.as_ref());
-        let mut ready: Vec<_> = after.chain(before).filter_map(ready).collect();
-        let take = ready
-            .iter()
-            .position(|(id, work)| self.goes_first(id, work));
-        (!ready.is_empty()).then(|| ready.swap_remove(take.unwrap_or(0)))
+    /// Waits for something to happen, takes in all that did, and has done what is needed then.
+    async fn turn(&mut self) -> Result<(), Error> {
+        let wait = self.until_something_is_due(Instant::now());
+        tokio::select! {
+            event = self.events.recv() => self.on_event(event)?,
+            Some(ended) = self.jobs.join_next() => self.on_ended(ended).await?,
+            () = tokio::time::sleep(wait) => {}
+            () = self.shutdown.cancelled() => return Ok(()),
+        }
+        for _ in 0..EVENTS {
+            let Ok(event) = self.events.try_recv() else {
+                break;
+            };
+            self.on_event(Some(event))?;
+        }
+        while let Some(ended) = self.jobs.try_join_next() {
+            self.on_ended(ended).await?;
+        }
+        self.dispatch(Instant::now())?;
+        // Ownership first, so that Kafka is told once.
+        let takes_are_due = self.slots.values().any(|s| s.partition.goes_first());
+        let takes_are_under_way = self.slots.values().any(|s| s.partition.is_being_taken());
+        if self.reassign && !takes_are_due && !takes_are_under_way {
+            self.assign();
+        }
+        self.adjust_flow(Instant::now());
+        Ok(())
     }
 
     fn until_something_is_due(&self, now: Instant) -> Duration {
-        let check = self.settings.check_interval;
-        let due = self.partitions.values().map(|p| p.wakes(check)).min();
+        if self.jobs.len() >= self.settings.connections {
+            return TICK;
+        }
+        let due = self.slots.values().filter_map(|s| s.partition.wakes()).min();
         due.map_or(TICK, |at| at.saturating_duration_since(now).min(TICK))
     }
 
-    fn on_event(&mut self, event: ConsumerEvent) -> Result<(), Error> {
-        match event {
-            ConsumerEvent::Message(message) => {
-                self.on_message(message);
+    /// Begins what is needed, partition by partition in turn, as far as there are connections for it.
+    fn dispatch(&mut self, now: Instant) -> Result<(), Error> {
+        while self.jobs.len() < self.settings.connections {
+            let Some(id) = self.choose(now) else { break };
+            let Some(work) = self.slots.get_mut(&id).and_then(|s| s.partition.work(now)) else {
+                break;
+            };
+            self.begin(&id, work)?;
+            self.last = Some(id);
+        }
+        Ok(())
+    }
+
+    /// The next partition with something to do, in turn. Ownership goes first: Kafka delivers nothing before. But only where
+    /// it did not fail yet: a partition without a leader takes seconds to say so, and must not starve the others (G9).
+    fn choose(&self, now: Instant) -> Option<Id> {
+        let first = self.slots.iter().find(|(_, s)| s.partition.goes_first());
+        if let Some((id, _)) = first {
+            return Some(id.clone());
+        }
+        let ready = |(_, s): &(&Id, &Slot)| s.partition.is_ready(now);
+        let after = self.slots.iter().filter(|(id, _)| Some(*id) > self.last.as_ref());
+        let before = self.slots.iter().filter(|(id, _)| Some(*id) <= self.last.as_ref());
+        let mut chosen = after.chain(before).filter(ready);
+        chosen.next().map(|(id, _)| id.clone())
+    }
+
+    /// Has a piece of work done in a task of its own.
+    fn begin(&mut self, id: &Id, work: Work) -> Result<(), Error> {
+        let Some(slot) = self.slots.get(id) else {
+            return Ok(());
+        };
+        let job = Job {
+            id: id.clone(),
+            key: slot.partition.key.clone(),
+            generation: slot.partition.generation,
+            term: Arc::clone(slot.partition.term()),
+            processor: Arc::clone(&self.processor),
+        };
+        let handle = match work {
+            Work::Take => self.jobs.spawn(job.take(self.commands.clone())),
+            Work::Check(known) => self.jobs.spawn(job.check(known)),
+            Work::Advance => self.jobs.spawn(job.advance()),
+            Work::Lane(_, crate::lane::Task::Stop(error)) => return Err(*error),
+            Work::Lane(lane, task) => self.jobs.spawn(job.lane(lane, task)),
+        };
+        if let Some(slot) = self.slots.get_mut(id) {
+            slot.under_way.retain(|handle| !handle.is_finished());
+            slot.under_way.push(handle);
+        }
+        Ok(())
+    }
+
+    async fn on_ended(
+        &mut self,
+        ended: Result<Report, tokio::task::JoinError>,
+    ) -> Result<(), Error> {
+        let report = match ended {
+            Ok(report) => report,
+            Err(e) if e.is_cancelled() => return Ok(()),
+            Err(_) => return Err(Error::Thread),
+        };
+        let current = self.slots.get(&report.id).is_some_and(|slot| {
+            slot.partition.generation == report.generation && slot.partition.is_of(&report.term)
+        });
+        match report.result {
+            // G10: a late result does not revive a partition that was given up.
+            _ if !current => Ok(()),
+            Ended::Taken(taken) => self.on_taken(&report.id, taken),
+            Ended::Read(known, row) => {
+                let now = Instant::now();
+                let row = match row {
+                    Ok(row) => row,
+                    Err(e) => return self.wait_out(&report.id, None, "read a position", e),
+                };
+                let verdict = judge(&known, row.as_ref());
+                tracing::debug!(topic = %report.id.0, partition = report.id.1, ?verdict, "position read");
+                let Some(slot) = self.slots.get_mut(&report.id) else {
+                    return Ok(());
+                };
+                slot.partition.judged(verdict, jitter(), now);
+                match verdict {
+                    Verdict::Adopt(known) => self.store(&report.id, known.next),
+                    Verdict::Lost(loss) => {
+                        tracing::warn!(topic = %report.id.0, partition = report.id.1, ?loss, next = known.next, "position lost, starting again from the database");
+                    }
+                    Verdict::Unchanged => {}
+                }
                 Ok(())
             }
-            ConsumerEvent::Assigned(assigned) => {
+            Ended::Done {
+                lane,
+                outcome,
+                took,
+            } => self.conclude(&report.id, lane, outcome, took).await,
+        }
+    }
+
+    fn on_event(&mut self, event: Option<Event>) -> Result<(), Error> {
+        let Some((assignment, happened)) = event else {
+            return Err(Error::Thread);
+        };
+        match happened {
+            Happened::NotAssigned(e) => {
+                self.reassign = true;
+                Self::tolerate("assign partitions", e)
+            }
+            Happened::Kafka(ConsumerEvent::Message(message)) => {
+                // Fetched before Kafka was told where to deliver from now: it comes again if it is wanted.
+                if assignment == self.assignment {
+                    self.on_message(message);
+                }
+                Ok(())
+            }
+            Happened::Kafka(ConsumerEvent::End {
+                topic,
+                partition,
+                offset,
+            }) => {
+                if assignment == self.assignment
+                    && let Some(slot) = self.slots.get_mut(&(topic, partition))
+                {
+                    slot.partition.reached(offset);
+                }
+                Ok(())
+            }
+            Happened::Kafka(ConsumerEvent::Assigned(assigned)) => {
                 self.generation += 1;
                 for (topic, partition) in assigned {
                     let topic: Arc<str> = topic.into();
@@ -179,241 +328,220 @@ impl<D: InboxStore, F: Feed> Worker<D, F> {
                         partition,
                     };
                     tracing::info!(%topic, partition, "partition assigned");
-                    let new = Partition::new(key, self.generation, Instant::now());
-                    self.partitions.insert((topic, partition), new);
+                    let (limits, now) = (self.settings.limits, Instant::now());
+                    let slot = Slot {
+                        partition: Partition::new(key, self.generation, limits, now),
+                        under_way: Vec::new(),
+                    };
+                    if let Some(old) = self.slots.insert((topic, partition), slot) {
+                        old.give_up();
+                    }
                 }
                 // The next rebalance of the group waits for this answer, and taking ownership may wait for the database.
-                self.assign()
+                self.assign();
+                Ok(())
             }
-            ConsumerEvent::Revoked(revoked) => {
+            Happened::Kafka(ConsumerEvent::Revoked(revoked)) => {
                 for (topic, partition) in revoked {
                     tracing::info!(%topic, partition, "partition revoked");
-                    self.partitions.remove(&(topic.into(), partition));
+                    if let Some(slot) = self.slots.remove(&(topic.into(), partition)) {
+                        slot.give_up();
+                    }
                 }
                 Ok(())
             }
-            ConsumerEvent::OutOfRange {
+            Happened::Kafka(ConsumerEvent::OutOfRange {
                 topic,
                 partition,
                 offset,
                 reason,
-            } => {
+            }) => {
                 // Taking the partition again compares the position with what Kafka has now, and names the missing range.
                 tracing::warn!(%topic, partition, offset, %reason, "position out of range");
-                let now = Instant::now();
-                if let Some(p) = self.partitions.get_mut(&(topic.into(), partition)) {
-                    p.lost(jitter(), now);
+                if let Some(slot) = self.slots.get_mut(&(topic.into(), partition)) {
+                    slot.partition.lost(jitter(), Instant::now());
                 }
                 Ok(())
             }
-            ConsumerEvent::Error(e) => Self::tolerate("consume", e),
+            Happened::Kafka(ConsumerEvent::Error(e)) => Self::tolerate("consume", e),
         }
     }
 
     fn on_message(&mut self, message: Message) {
         let id = (Arc::clone(&message.topic), message.partition);
-        let Some(partition) = self.partitions.get_mut(&id) else {
+        let Some(slot) = self.slots.get_mut(&id) else {
             return;
         };
-        match partition.receive(message) {
+        let policy = &self.settings.foreign_id;
+        let (offset, now) = (message.offset, Instant::now());
+        let received = slot.partition.receive(offset, now, |topic_id| {
+            let mut standing = Standing::default();
+            let (delivery, error) = identify(message, topic_id, policy);
+            match error {
+                Identified::Known => {}
+                Identified::Unusable(reason) => {
+                    standing.given_up = true;
+                    standing.error = reason;
+                }
+                Identified::Stop(error) => standing.stop = Some(error),
+            }
+            (delivery, standing)
+        });
+        match received {
             Received::Queued => {
-                self.counters(&id.0).deliveries();
+                self.counters(&id.0).deliveries(1);
                 self.processor.step(Step::Received);
             }
             Received::Settled => {
                 let counters = self.counters(&id.0);
-                counters.deliveries();
-                counters.duplicates();
+                counters.deliveries(1);
+                counters.duplicates(Duplicate::Position, 1);
             }
             Received::Ignored => {}
         }
     }
 
-    /// Takes the row of a partition, and decides where it starts.
-    fn take(&mut self, id: &Id) -> Result<(), Error> {
-        let Some(partition) = self.partitions.get(id) else {
-            return Ok(());
-        };
-        let key = partition.key.clone();
-        let processor = Arc::clone(&self.processor);
-        let job_key = key.clone();
-        let row = match self.work(id, async move { processor.take(&job_key).await })? {
-            Ran::Done(Ok(row)) => row,
-            Ran::Done(Err(e)) => return self.wait_out(id, "take ownership of a partition", e),
-            Ran::Abandoned => return Ok(()),
-        };
-        // After the token is written: nobody but us can move the position now, so what Kafka says is compared with a
-        // position that stands.
-        let facts = match self.feed.facts(&id.0, id.1) {
-            Ok(Some(facts)) => facts,
-            Ok(None) => {
-                return Err(Error::UnknownTopic {
-                    topic: id.0.to_string(),
-                });
-            }
-            Err(e) => {
-                self.later(id);
+    fn on_taken(&mut self, id: &Id, taken: job::Taken) -> Result<(), Error> {
+        let row = match taken {
+            job::Taken::Row(row, attempts) => Some((row, attempts)),
+            job::Taken::Later => None,
+            job::Taken::Outage(doing, e) => return self.wait_out(id, None, doing, e),
+            job::Taken::Kafka(e) => {
+                self.later(id, None);
                 return Self::tolerate("look at a partition", e);
             }
+            job::Taken::Stop(error) => return Err(*error),
         };
-        let start = decide(row.as_ref(), &facts).map_err(|refusal| Error::Position {
-            consumer: key.consumer.to_string(),
-            topic: key.topic.to_string(),
-            partition: key.partition,
-            refusal,
-        })?;
-        let row = match (start, row) {
-            (Start::AtRow, Some(row)) => Some(row),
-            (Start::First(next), _) => {
-                let processor = Arc::clone(&self.processor);
-                let topic_id = facts.topic_id.clone();
-                let job = async move { processor.create(&key, topic_id, next).await };
-                match self.work(id, job)? {
-                    Ran::Done(Ok(row)) => row,
-                    Ran::Done(Err(e)) => return self.wait_out(id, "create a position", e),
-                    Ran::Abandoned => return Ok(()),
-                }
-            }
-            (Start::AtRow, None) => None,
-        };
-        let Some(row) = row else {
-            self.later(id);
+        let Some((row, attempts)) = row else {
+            self.later(id, None);
             return Ok(());
         };
         tracing::info!(topic = %id.0, partition = id.1, next = row.next, "partition taken");
-        self.counters(&id.0).ownership();
-        if let Some(partition) = self.partitions.get_mut(id) {
-            partition.owned(row.known(), row.topic_id, Instant::now());
+        self.counters(&id.0).ownership(1);
+        if let Some(slot) = self.slots.get_mut(id) {
+            let (known, now) = (row.known(), Instant::now());
+            slot.partition.owned(known, row.topic_id, attempts, now);
             self.reassign = true;
             self.processor.step(Step::Owned);
         }
         Ok(())
     }
 
-    /// Reads the row and believes it (G6; lost answers; a database that lost commits).
-    fn check(&mut self, id: &Id, known: Known) -> Result<(), Error> {
-        let Some(partition) = self.partitions.get(id) else {
-            return Ok(());
-        };
-        let (key, processor) = (partition.key.clone(), Arc::clone(&self.processor));
-        let row = match self.work(id, async move { processor.read(&key).await })? {
-            Ran::Done(Ok(row)) => row,
-            Ran::Done(Err(e)) => return self.wait_out(id, "read a position", e),
-            Ran::Abandoned => return Ok(()),
-        };
-        let verdict = judge(&known, row.as_ref());
-        tracing::debug!(topic = %id.0, partition = id.1, ?verdict, "position read");
-        let Some(partition) = self.partitions.get_mut(id) else {
-            return Ok(());
-        };
-        partition.judged(verdict, jitter(), Instant::now());
-        match verdict {
-            Verdict::Adopt(known) => self.store(id, known),
-            Verdict::Lost(loss) => {
-                tracing::warn!(topic = %id.0, partition = id.1, ?loss, next = known.next, "position lost, starting again from the database");
-            }
-            Verdict::Unchanged => {}
-        }
-        Ok(())
-    }
-
-    fn deliver(&mut self, id: &Id, known: Known) -> Result<(), Error> {
-        let Some(partition) = self.partitions.get_mut(id) else {
-            return Ok(());
-        };
-        let Some((message, attempt)) = partition.head() else {
-            return Ok(());
-        };
-        let mut delivery = match identify(message, &partition.topic_id, &self.settings.foreign_id)?
-        {
-            Identified::Known(delivery) => delivery,
-            Identified::Unusable(_, reason) => {
-                partition.unusable(reason);
-                return Ok(());
-            }
-        };
-        delivery.attempt = attempt;
-        let (key, processor) = (partition.key.clone(), Arc::clone(&self.processor));
-        let job = async move { processor.deliver(&key, known, delivery).await };
-        match self.work(id, job)? {
-            Ran::Done(outcome) => self.conclude(id, outcome),
-            Ran::Abandoned => Ok(()),
-        }
-    }
-
-    fn bury(&mut self, id: &Id, known: Known) -> Result<(), Error> {
-        let Some(partition) = self.partitions.get(id) else {
-            return Ok(());
-        };
-        let Some((message, attempts, failure)) = partition.obituary() else {
-            return Ok(());
-        };
-        let (Identified::Known(mut delivery) | Identified::Unusable(mut delivery, _)) =
-            identify(message, &partition.topic_id, &self.settings.foreign_id)?;
-        delivery.attempt = attempts;
-        let failure = failure.to_owned();
-        let (key, processor) = (partition.key.clone(), Arc::clone(&self.processor));
-        let job = async move { processor.bury(&key, known, &delivery, &failure).await };
-        match self.work(id, job)? {
-            Ran::Done(outcome) => self.conclude(id, outcome),
-            Ran::Abandoned => Ok(()),
-        }
-    }
-
     /// What a transaction's outcome means for its partition.
-    fn conclude(&mut self, id: &Id, outcome: Outcome) -> Result<(), Error> {
+    async fn conclude(
+        &mut self,
+        id: &Id,
+        lane: Option<(usize, Batch)>,
+        outcome: Outcome,
+        took: Duration,
+    ) -> Result<(), Error> {
         let now = Instant::now();
-        let Some(partition) = self.partitions.get_mut(id) else {
+        let Some(slot) = self.slots.get_mut(id) else {
             return Ok(());
         };
-        match outcome {
-            Outcome::Settled(known, settled) => {
-                partition.settled(known, now);
-                let counters = self.counters(&id.0);
-                match settled {
-                    Settled::Effect => counters.effects(),
-                    Settled::Duplicate => counters.duplicates(),
-                    Settled::DeadLetter => counters.dead_letters(),
-                }
-                self.store(id, known);
+        let partition = &mut slot.partition;
+        match (outcome, lane) {
+            (Outcome::Settled(settled), Some((lane, batch))) if settled.is_empty() => {
+                partition.noted(lane, batch, now);
                 Ok(())
             }
-            Outcome::Failed(error) => {
-                let policy = self.settings.retry;
-                let text = error.chain();
-                let again =
-                    partition.failed(text.clone(), error.is_fatal(), &policy, jitter(), now);
-                if again {
-                    tracing::debug!(topic = %id.0, partition = id.1, error = %text, "handler failed, will be called again");
-                    self.counters(&id.0).retries();
-                } else {
-                    tracing::warn!(topic = %id.0, partition = id.1, error = %text, "handler failed, message goes to the dead letters");
+            (Outcome::Settled(settled), Some((lane, batch))) => {
+                partition.settled(lane, settled.len(), took, now);
+                let next = partition.term().chain().known.next;
+                let last = batch.deliveries.last().and_then(|d| d.timestamp_ms);
+                self.count(id, &settled, took, last);
+                self.store(id, next);
+                Ok(())
+            }
+            (Outcome::Settled(_), None) => {
+                partition.advanced(now);
+                let next = partition.term().chain().known.next;
+                self.store(id, next);
+                Ok(())
+            }
+            (Outcome::Failed(failure), Some((lane, batch))) => {
+                let text = failure.error.clone();
+                let policy = &self.settings.retry;
+                let failed = partition.failed(lane, batch, failure, policy, jitter(), now);
+                match failed {
+                    Failed::Isolated => {
+                        tracing::debug!(topic = %id.0, partition = id.1, error = %text, "a message of a batch failed, it is taken apart");
+                    }
+                    Failed::Again => {
+                        tracing::debug!(topic = %id.0, partition = id.1, error = %text, "handler failed, will be called again");
+                        self.counters(&id.0).retries(1);
+                    }
+                    Failed::GivenUp => {
+                        tracing::warn!(topic = %id.0, partition = id.1, error = %text, "handler failed, message is written off");
+                        if let Some(failures) = self.breaker.failed(&id.0) {
+                            return Err(self.trip(id, failures, text).await);
+                        }
+                    }
                 }
                 Ok(())
             }
-            Outcome::Unsure(why) => {
+            (Outcome::Unsure(why), lane) => {
                 tracing::debug!(topic = %id.0, partition = id.1, why, "reading the position");
-                partition.unsure();
+                partition.unsure(lane);
                 Ok(())
             }
-            Outcome::Outage(e) => self.wait_out(id, "write to the database", e),
-            Outcome::Stop(error) => Err(error),
+            (Outcome::Outage(e), lane) => self.wait_out(id, lane, "write to the database", e),
+            (Outcome::Failed(failure), None) => {
+                tracing::warn!(topic = %id.0, partition = id.1, error = %failure.error, "position not written");
+                partition.outage(None, jitter(), now);
+                Ok(())
+            }
+            (Outcome::Stop(error), _) => Err(error),
         }
+    }
+
+    fn count(&mut self, id: &Id, settled: &[Settled], took: Duration, last_ms: Option<i64>) {
+        let of = |kind: Settled| settled.iter().filter(|s| **s == kind).count() as u64;
+        let effects = of(Settled::Effect);
+        if effects > 0 {
+            self.breaker.succeeded(&id.0);
+        }
+        let counters = self.counters(&id.0);
+        counters.effects(effects);
+        counters.duplicates(Duplicate::Mark, of(Settled::Duplicate));
+        counters.dead_letters(of(Settled::DeadLetter));
+        counters.parked(of(Settled::Parked));
+        counters.transaction(settled.len(), took, last_ms);
+    }
+
+    /// Many messages failed in a row: writes down that the consumer stopped, so that a restart does not go on.
+    async fn trip(&mut self, id: &Id, failures: u32, error: String) -> Error {
+        let stop = Error::Breaker {
+            consumer: self.settings.consumer.to_string(),
+            topic: id.0.to_string(),
+            failures,
+            failure: error.clone(),
+        };
+        if let Err(e) = self.processor.trip(&id.0, &self.settings.consumer, failures, &error).await {
+            tracing::warn!(error = %e, "the stop is not written down, the next start tries again");
+        }
+        stop
     }
 
     /// A statement of ours failed: wait and repeat without limit when the database is away, stop otherwise.
-    fn wait_out(&mut self, id: &Id, doing: &'static str, error: sqlx::Error) -> Result<(), Error> {
+    fn wait_out(
+        &mut self,
+        id: &Id,
+        lane: Option<(usize, Batch)>,
+        doing: &'static str,
+        error: sqlx::Error,
+    ) -> Result<(), Error> {
         if class(&error) != Class::Outage {
             return Err(Error::database(doing, error));
         }
         tracing::warn!(topic = %id.0, partition = id.1, %error, "cannot {doing}, will be tried again");
-        self.later(id);
+        self.later(id, lane);
         Ok(())
     }
 
-    fn later(&mut self, id: &Id) {
-        if let Some(partition) = self.partitions.get_mut(id) {
-            partition.outage(jitter(), Instant::now());
+    fn later(&mut self, id: &Id, lane: Option<(usize, Batch)>) {
+        if let Some(slot) = self.slots.get_mut(id) {
+            slot.partition.outage(lane, jitter(), Instant::now());
         }
     }
 
@@ -434,6 +562,16 @@ impl<D: InboxStore, F: Feed> Worker<D, F> {
         self.counters.entry(Arc::clone(topic)).or_insert_with(|| {
             TopicCounters::new(self.stats.clone(), &self.settings.consumer, topic)
         })
+    }
+}
+
+impl Slot {
+    /// The partition is somebody else's: what is under way is dropped and rolled back.
+    fn give_up(self) {
+        self.partition.term().chain().in_doubt = true;
+        for handle in self.under_way {
+            handle.abort();
+        }
     }
 }
 

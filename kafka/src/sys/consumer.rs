@@ -38,6 +38,11 @@ pub(crate) enum Polled {
         offset: Option<i64>,
         reason: String,
     },
+    End {
+        topic: Arc<str>,
+        partition: i32,
+        offset: i64,
+    },
     Error(Error),
 }
 
@@ -67,7 +72,7 @@ impl ConsumerClient {
             ("enable.auto.commit", "false".to_owned()),
             ("enable.auto.offset.store", "false".to_owned()),
             ("auto.offset.reset", "error".to_owned()),
-            ("enable.partition.eof", "false".to_owned()),
+            ("enable.partition.eof", "true".to_owned()),
             ("group.protocol", "classic".to_owned()),
             ("partition.assignment.strategy", "range".to_owned()),
         ];
@@ -358,6 +363,13 @@ impl ConsumerClient {
                     payload: copy((*message).payload, (*message).len),
                     headers: headers(message),
                 });
+            }
+            if code == Code::LOCAL_PARTITION_EOF {
+                return Polled::End {
+                    topic: self.shared_name(&topic),
+                    partition,
+                    offset: (*message).offset,
+                };
             }
             let reason = text(rdsys::rd_kafka_message_errstr(message));
             if code == Code::LOCAL_AUTO_OFFSET_RESET || code == Code::OFFSET_OUT_OF_RANGE {

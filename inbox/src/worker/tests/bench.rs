@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use oncebox_migrations::Names;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{Sqlite, SqlitePool, Transaction};
 use tempfile::TempDir;
-use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::memory_kafka::{MemoryFeed, MemoryKafka};
@@ -17,12 +16,14 @@ use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::foreign::ForeignId;
 use crate::handler::{HandlerError, HandlerFuture};
-use crate::process::Processor;
-use crate::retry::RetryPolicy;
+use crate::dedup::Dedup;
+use crate::partition::Limits;
+use crate::process::{BusinessId, Processor};
+use crate::retry::{OnFailure, RetryPolicy};
 use crate::stats::Stats;
 use crate::step::StepHook;
 use crate::store::Store;
-use crate::worker::{Settings, Worker};
+use crate::worker::{Settings, work};
 
 pub(super) struct Bench {
     pub(super) pool: SqlitePool,
@@ -38,21 +39,35 @@ pub(super) struct Options {
     pub(super) foreign_id: ForeignId,
     pub(super) check_interval: Duration,
     pub(super) handler_limit: Duration,
+    pub(super) dedup: Dedup,
+    pub(super) on_failure: OnFailure,
+    pub(super) batch: usize,
+    pub(super) lanes: usize,
+    pub(super) breaker: Option<u32>,
+    pub(super) record: Option<BusinessId>,
 }
 
 impl Default for Options {
     fn default() -> Self {
         Self {
-            handler: Arc::new(|tx, delivery| Box::pin(effect(tx, delivery))),
+            handler: handler(|tx, delivery| Box::pin(effect(tx, delivery))),
             on_step: None,
             retry: RetryPolicy {
                 attempts: 3,
                 initial: Duration::from_millis(1),
                 max: Duration::from_millis(5),
+                fast: 0,
             },
             foreign_id: ForeignId::PartitionOffset,
             check_interval: Duration::from_millis(30),
             handler_limit: Duration::from_secs(60),
+            dedup: Dedup::ById,
+            on_failure: OnFailure::DeadLetter,
+            // Most tests look at single messages.
+            batch: 1,
+            lanes: 1,
+            breaker: None,
+            record: None,
         }
     }
 }
@@ -79,7 +94,7 @@ where
         + Sync
         + 'static,
 {
-    Arc::new(f)
+    crate::handler::Handler::Each(Arc::new(f))
 }
 
 /// A hook that counts the calls of one step and does something at the n-th.
@@ -140,6 +155,9 @@ impl Bench {
             pool: self.pool.clone(),
             statements: Sqlite::statements(&Names::default(), Duration::from_secs(60)),
             handler: options.handler,
+            dedup: options.dedup,
+            on_failure: options.on_failure,
+            record: options.record,
             on_step: options.on_step,
             idle_limit: Duration::from_secs(60),
             handler_limit: options.handler_limit,
@@ -148,22 +166,21 @@ impl Bench {
             consumer: "inventory".into(),
             retry: options.retry,
             foreign_id: options.foreign_id,
-            check_interval: options.check_interval,
+            limits: Limits {
+                lanes: options.lanes,
+                batch: options.batch,
+                check: options.check_interval,
+            },
+            connections: 3,
+            breaker: options.breaker,
             shutdown_grace: Duration::from_secs(5),
         };
-        let worker = Worker::new(
-            feed,
-            processor,
-            settings,
-            Handle::current(),
-            stop.clone(),
-            stats.clone(),
-        );
+        let worker = work(feed, processor, settings, stop.clone(), stats.clone());
         Running {
             member,
             stop,
             stats,
-            thread: std::thread::spawn(move || worker.run()),
+            task: tokio::spawn(worker),
         }
     }
 
@@ -205,12 +222,12 @@ pub(super) async fn until(mut condition: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// A worker on its thread.
+/// A worker in its task.
 pub(super) struct Running {
     pub(super) member: usize,
     pub(super) stop: CancellationToken,
     pub(super) stats: Stats,
-    thread: JoinHandle<Result<(), Error>>,
+    task: JoinHandle<Result<(), Error>>,
 }
 
 impl Running {
@@ -222,8 +239,6 @@ impl Running {
 
     /// Waits for the worker to end by itself.
     pub(super) async fn ended(self) -> Result<(), Error> {
-        tokio::task::spawn_blocking(|| self.thread.join().unwrap())
-            .await
-            .unwrap()
+        self.task.await.unwrap()
     }
 }
