@@ -41,7 +41,7 @@ use crate::step::Step;
 /// Longest time without a look around.
 const TICK: Duration = Duration::from_millis(100);
 /// Events that may wait between the thread and the task, and those that are taken in one turn.
-const EVENTS: usize = 1_024;
+const EVENTS: usize = 256;
 
 /// What the worker was told by the builder.
 #[derive(Clone, Debug)]

@@ -160,10 +160,13 @@ impl Scene {
             .consumer(&self.consumer)
             .topic(&self.topic)
             .check_interval(Duration::from_millis(300))
+            // Most tests look at single messages.
+            .batch(1)
             .retry(RetryPolicy {
                 attempts: 3,
                 initial: Duration::from_millis(10),
                 max: Duration::from_millis(50),
+                fast: 0,
             })
     }
 

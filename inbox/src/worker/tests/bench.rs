@@ -97,6 +97,17 @@ where
     crate::handler::Handler::Each(Arc::new(f))
 }
 
+/// The same for closures that take whole batches.
+pub(super) fn whole<F>(f: F) -> crate::handler::Handler<Sqlite>
+where
+    F: for<'a> Fn(&'a mut Transaction<'static, Sqlite>, &'a [Delivery]) -> HandlerFuture<'a>
+        + Send
+        + Sync
+        + 'static,
+{
+    crate::handler::Handler::Batch(Arc::new(f))
+}
+
 /// A hook that counts the calls of one step and does something at the n-th.
 pub(super) fn at(step: crate::Step, n: u32, act: impl Fn() + Send + Sync + 'static) -> StepHook {
     let seen = AtomicU32::new(0);

@@ -26,6 +26,7 @@ struct State {
     committed: HashMap<i32, i64>,
     stores: Vec<(i32, i64)>,
     closed: usize,
+    markers: HashSet<(i32, i64)>,
     /// Added to every member's position at its next poll: redelivery.
     rewind: HashMap<usize, i64>,
 }
@@ -58,10 +59,15 @@ impl MemoryKafka {
 
     /// Appends a record with an envelope.
     pub(super) fn append(&self, partition: i32, id: Uuid, payload: &str) -> i64 {
+        self.append_keyed(partition, id, "key", payload)
+    }
+
+    pub(super) fn append_keyed(&self, partition: i32, id: Uuid, key: &str, payload: &str) -> i64 {
         let header =
             |name: &str, value: &str| (name.to_owned(), Some(Bytes::from(value.to_owned())));
-        self.append_raw(
+        self.append_record(
             partition,
+            key,
             payload,
             vec![
                 header("oncebox-v", "1"),
@@ -81,6 +87,23 @@ impl MemoryKafka {
         payload: &str,
         headers: Vec<(String, Option<Bytes>)>,
     ) -> i64 {
+        self.append_record(partition, "key", payload, headers)
+    }
+
+    /// Appends what takes an offset and is no message.
+    pub(super) fn marker(&self, partition: i32) {
+        let offset = self.append_record(partition, "", "", Vec::new());
+        let mut state = self.state();
+        state.markers.insert((partition, offset));
+    }
+
+    fn append_record(
+        &self,
+        partition: i32,
+        key: &str,
+        payload: &str,
+        headers: Vec<(String, Option<Bytes>)>,
+    ) -> i64 {
         let mut state = self.state();
         let topic: Arc<str> = state.topic.as_str().into();
         let log = state.partitions.get_mut(&partition).unwrap();
@@ -90,7 +113,7 @@ impl MemoryKafka {
             partition,
             offset,
             timestamp_ms: 1_700_000_000_000 + offset,
-            key: Some(Bytes::from_static(b"key")),
+            key: Some(Bytes::from(key.to_owned())),
             payload: Some(Bytes::from(payload.to_owned())),
             headers,
         });
@@ -145,6 +168,7 @@ impl MemoryKafka {
             positions: BTreeMap::new(),
             paused: HashSet::new(),
             stored: BTreeMap::new(),
+            ends: BTreeMap::new(),
         }
     }
 
@@ -189,6 +213,8 @@ pub(super) struct MemoryFeed {
     positions: BTreeMap<i32, i64>,
     paused: HashSet<i32>,
     stored: BTreeMap<i32, i64>,
+    /// The ends that were reported.
+    ends: BTreeMap<i32, i64>,
 }
 
 impl MemoryFeed {
@@ -226,9 +252,19 @@ impl MemoryFeed {
                 self.paused.insert(*partition);
                 return Some(event);
             }
-            if let Some(message) = log.records.get((*position - log.low) as usize) {
+            while let Some(message) = log.records.get((*position - log.low) as usize) {
                 *position += 1;
+                if state.markers.contains(&(*partition, message.offset)) {
+                    continue;
+                }
                 return Some(ConsumerEvent::Message(message.clone()));
+            }
+            if self.ends.insert(*partition, *position) != Some(*position) {
+                return Some(ConsumerEvent::End {
+                    topic: topic.as_str().into(),
+                    partition: *partition,
+                    offset: *position,
+                });
             }
         }
         None

@@ -4,6 +4,8 @@
 
 mod bench;
 mod failures;
+mod keys;
+mod lanes;
 mod memory_kafka;
 mod once;
 mod positions;
