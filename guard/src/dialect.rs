@@ -13,8 +13,8 @@ impl Dialect for sqlx::Sqlite {}
 pub(crate) mod sealed {
     use std::future::Future;
 
+    use sqlx::SqlStr;
     use sqlx::error::BoxDynError;
-    use sqlx::{Pool, SqlStr, Transaction};
 
     /// In what the databases differ.
     pub trait Store: sqlx::Database<Arguments: Clone + Sync, ArgumentBuffer: Default> {
@@ -28,11 +28,6 @@ pub(crate) mod sealed {
 
         /// 1 where the column is above the value, 0 where it is not.
         fn above(column: &str, value: &str) -> String;
-
-        /// A transaction that may write.
-        fn begin(
-            pool: &Pool<Self>,
-        ) -> impl Future<Output = sqlx::Result<Transaction<'static, Self>>> + Send;
 
         /// Runs one statement. Not `persistent`: it is prepared for this once.
         fn fetch_all(

@@ -77,14 +77,6 @@ pub enum Error {
         /// What the database or the driver answered.
         source: sqlx::Error,
     },
-    /// A transaction of [`redo`](crate::redo) could not begin or commit. After `commit` it may have been committed or not.
-    #[error("could not {doing}: {source}")]
-    Transaction {
-        /// `begin` or `commit`.
-        doing: &'static str,
-        /// What the database or the driver answered.
-        source: sqlx::Error,
-    },
 }
 
 /// A version that is not the row's.

@@ -2,7 +2,7 @@
 
 use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArguments, PgRow};
-use sqlx::{Arguments as _, PgConnection, PgPool, Postgres, Row as _, SqlStr, Transaction};
+use sqlx::{Arguments as _, PgConnection, Postgres, Row as _, SqlStr};
 
 use crate::dialect::sealed::Store;
 
@@ -16,10 +16,6 @@ impl Store for Postgres {
 
     fn above(column: &str, value: &str) -> String {
         format!("CAST(CASE WHEN {column} > {value} THEN 1 ELSE 0 END AS BIGINT)")
-    }
-
-    async fn begin(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
-        pool.begin().await
     }
 
     async fn fetch_all(

@@ -2,7 +2,7 @@
 
 use sqlx::error::BoxDynError;
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
-use sqlx::{Arguments as _, Row as _, SqlStr, Sqlite, SqliteConnection, SqlitePool, Transaction};
+use sqlx::{Arguments as _, Row as _, SqlStr, Sqlite, SqliteConnection};
 
 use crate::dialect::sealed::Store;
 
@@ -25,10 +25,6 @@ impl Store for Sqlite {
         format!(
             "CASE WHEN typeof({column}) NOT IN ('integer', 'null') THEN NULL WHEN {column} > {value} THEN 1 ELSE 0 END"
         )
-    }
-
-    async fn begin(pool: &SqlitePool) -> sqlx::Result<Transaction<'static, Sqlite>> {
-        pool.begin_with("BEGIN IMMEDIATE").await
     }
 
     async fn fetch_all(

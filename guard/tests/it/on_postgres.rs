@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use oncebox_guard::{
-    self as guard, Error, Given, Inserted, Locked, Sequenced, StateMachine, Taken, Transition, key,
+    self as guard, Error, Inserted, Locked, Sequenced, StateMachine, Taken, Transition, key,
 };
 use sqlx::postgres::PgPoolOptions;
 use sqlx::types::time::OffsetDateTime;
 use sqlx::{PgPool, Postgres, Transaction};
 
+use self::lock_row::Account;
 use crate::database;
 use crate::tables::TABLES;
 
@@ -47,10 +48,6 @@ impl Shop {
             }
         })
         .await;
-    }
-
-    fn pool(&self) -> &PgPool {
-        &self.0
     }
 
     /// A transaction that may write.

@@ -52,10 +52,6 @@ impl Shop {
         test(Self::new().await).await;
     }
 
-    fn pool(&self) -> &SqlitePool {
-        &self.0
-    }
-
     /// A transaction that may write.
     async fn begin(&self) -> Transaction<'static, Sqlite> {
         self.0.begin_with("BEGIN IMMEDIATE").await.unwrap()

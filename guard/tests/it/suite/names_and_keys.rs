@@ -1,7 +1,8 @@
 //! What the guards have in common.
 
 use oncebox_guard::{
-    self as guard, Error, Inserted, Locked, StateMachine, Taken, Transition, Versioned, key,
+    self as guard, Error, Given, Inserted, Locked, Sequenced, StateMachine, Taken, Transition,
+    Versioned, key,
 };
 
 use super::Shop;
@@ -90,22 +91,27 @@ async fn values_are_bound_and_not_pasted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_futures_are_send() {
     Shop::run(async |store| {
+        const HOLD: Sequenced =
+            StateMachine::new("orders", "status", &[("paid", &["held"]), ("held", &[])])
+                .sequence("seen");
         const ORDER: StateMachine =
             StateMachine::new("orders", "status", &[("pending", &["paid"]), ("paid", &[])]);
-        let pool = store.pool().clone();
-        let (sku, no) = (String::from("apple"), String::from("n"));
+        let (shop, sku, no) = (store.clone(), String::from("apple"), String::from("n"));
         tokio::spawn(async move {
-            guard::redo(&pool, 2, async |tx| {
-                assert_eq!(
-                    guard::insert_once(tx, "orders", key("order_no", &no)).await?,
-                    Inserted::Applied
-                );
+            guard::redo(2, || async {
+                let tx = &mut shop.begin().await;
+                let found = guard::insert_once(tx, "orders", key("order_no", &no)).await?;
+                assert_eq!(found, Inserted::Applied);
                 let found = ORDER.transition(tx, key("order_no", &no), "paid").await?;
+                assert_eq!(found, Transition::Applied);
+                let found = HOLD.transition(tx, key("order_no", &no), "held", 1).await?;
                 assert_eq!(found, Transition::Applied);
                 let found = guard::versioned(tx, "account", key("id", 1_i64), "version", 7).await?;
                 assert_eq!(found, Versioned::Applied { version: 8 });
                 let found = guard::take(tx, "stock", key("sku", &sku), "quantity", 1).await?;
                 assert_eq!(found, Taken::Applied { left: 9 });
+                let found = guard::give(tx, "stock", key("sku", &sku), "quantity", 1).await?;
+                assert_eq!(found, Given::Applied { left: 10 });
                 Ok::<_, Error>(())
             })
             .await
@@ -113,12 +119,6 @@ async fn the_futures_are_send() {
         .await
         .unwrap()
         .unwrap();
-        assert_eq!(
-            store
-                .number("SELECT quantity FROM stock WHERE sku = 'apple'")
-                .await,
-            9
-        );
     })
     .await;
 }

@@ -1,7 +1,6 @@
 //! A5, and the pitfall of the state that goes back (A24).
 
 use oncebox_guard::{self as guard, Error, Sequenced, StateMachine, Transition, key};
-use sqlx::types::time::OffsetDateTime;
 
 use super::Shop;
 
@@ -32,7 +31,7 @@ const HOLD: Sequenced = StateMachine::new(
 pub(super) const STATUS: &str = "SELECT status FROM orders WHERE order_no = 'a'";
 const SEEN: &str = "SELECT coalesce(seen, -1) FROM orders WHERE order_no = 'a'";
 
-pub(super) async fn order(&store: &Shop) {
+pub(super) async fn order(store: &Shop) {
     let mut tx = store.begin().await;
     let _ = guard::insert_once(&mut tx, "orders", key("order_no", "a"))
         .await
@@ -40,7 +39,7 @@ pub(super) async fn order(&store: &Shop) {
     tx.commit().await.unwrap();
 }
 
-pub(super) async fn goes(&store: &Shop, to: &str) -> Result<Transition, Error> {
+pub(super) async fn goes(store: &Shop, to: &str) -> Result<Transition, Error> {
     let mut tx = store.begin().await;
     let found = ORDER
         .transition(&mut tx, key("order_no", "a").set("note", to), to)
@@ -49,7 +48,7 @@ pub(super) async fn goes(&store: &Shop, to: &str) -> Result<Transition, Error> {
     Ok(found)
 }
 
-pub(super) async fn goes_at(&store: &Shop, to: &str, sequence: i64) -> Transition {
+pub(super) async fn goes_at(store: &Shop, to: &str, sequence: i64) -> Transition {
     let mut tx = store.begin().await;
     let found = HOLD
         .transition(&mut tx, key("order_no", "a"), to, sequence)

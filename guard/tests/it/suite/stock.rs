@@ -6,14 +6,14 @@ use super::Shop;
 
 pub(super) const APPLES: &str = "SELECT quantity FROM stock WHERE sku = 'apple'";
 
-pub(super) async fn take(&store: &Shop, sku: &str, amount: i64) -> Result<Taken, Error> {
+pub(super) async fn take(store: &Shop, sku: &str, amount: i64) -> Result<Taken, Error> {
     let mut tx = store.begin().await;
     let found = guard::take(&mut tx, "stock", key("sku", sku), "quantity", amount).await?;
     tx.commit().await.unwrap();
     Ok(found)
 }
 
-pub(super) async fn give(&store: &Shop, sku: &str, amount: i64) -> Result<Given, Error> {
+pub(super) async fn give(store: &Shop, sku: &str, amount: i64) -> Result<Given, Error> {
     let mut tx = store.begin().await;
     let found = guard::give(&mut tx, "stock", key("sku", sku), "quantity", amount).await?;
     tx.commit().await.unwrap();
