@@ -1,6 +1,6 @@
 //! SQLite: one transaction writes at a time, so that the lock of the database is the lock of every row.
 
-use sqlx::error::BoxDynError;
+use sqlx::error::{BoxDynError, UnexpectedNullError};
 use sqlx::sqlite::{SqliteArguments, SqliteRow};
 use sqlx::{Arguments as _, Row as _, SqlStr, Sqlite, SqliteConnection};
 
@@ -44,10 +44,18 @@ impl Store for Sqlite {
     }
 
     fn integer(row: &SqliteRow, index: usize) -> sqlx::Result<i64> {
-        row.try_get(index)
+        not_null(row.try_get(index)?, index)
     }
 
     fn text(row: &SqliteRow, index: usize) -> sqlx::Result<String> {
-        row.try_get(index)
+        not_null(row.try_get(index)?, index)
     }
+}
+
+/// sqlx decodes a NULL of SQLite as 0 and as an empty text.
+fn not_null<T>(value: Option<T>, index: usize) -> sqlx::Result<T> {
+    value.ok_or_else(|| sqlx::Error::ColumnDecode {
+        index: index.to_string(),
+        source: Box::new(UnexpectedNullError),
+    })
 }
