@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use oncebox_guard::{
-    self as guard, Error, Inserted, Locked, Sequenced, StateMachine, Taken, Transition, key,
+    self as guard, Error, Inserted, Locked, Sequenced, StateMachine, Taken, Transition, Versioned,
+    key,
 };
 use sqlx::postgres::PgPoolOptions;
 use sqlx::types::time::OffsetDateTime;
@@ -274,6 +275,30 @@ async fn a5_postgres_enums_and_times_can_be_states_and_sequences() {
         assert_eq!(found, Transition::Applied, "of the same time");
         let found = PARCEL.transition(&mut tx, key("id", id), "there", later).await.unwrap();
         assert_eq!(found, Transition::AlreadyThere);
+    })
+    .await;
+}
+
+/// Both have read version 7 before either wrote.
+#[tokio::test]
+async fn a6_of_two_writers_of_one_version_the_second_conflicts() {
+    Shop::run(async |store| {
+        let mut first = store.begin().await;
+        let row = key("id", 1_i64).set("balance", 110_i64);
+        let found = guard::versioned(&mut first, "account", row, "version", 7).await;
+        assert!(matches!(found, Ok(Versioned::Applied { version: 8 })));
+        let mut second = store.begin().await;
+        let waiting = tokio::spawn(async move {
+            let row = key("id", 1_i64).set("balance", 120_i64);
+            guard::versioned(&mut second, "account", row, "version", 7).await
+        });
+        store.somebody_waits().await;
+        first.commit().await.unwrap();
+        let found = waiting.await.unwrap();
+        assert!(
+            matches!(&found, Err(error) if error.is_conflict()),
+            "the first update is lost: {found:?}"
+        );
     })
     .await;
 }
