@@ -22,6 +22,8 @@ pub enum Inserted {
 /// same key at the same time waits for the other's end, and then is the duplicate, or the first if the other rolled back.
 /// A duplicate does not abort a PostgreSQL transaction.
 ///
+/// A trigger that keeps the row out (BEFORE INSERT, returning NULL) looks like a duplicate, and must not be there.
+///
 /// The columns of the [`key`](crate::key) need a primary key or a UNIQUE constraint on exactly them; without one
 /// every call is an error.
 ///

@@ -20,7 +20,10 @@ async fn a1_a_duplicate_business_key_does_not_abort_the_transaction() {
 
         let mut tx = store.begin().await;
         let second = guard::insert_once(&mut tx, "orders", order("a").set("note", "other")).await;
-        assert!(matches!(second, Ok(Inserted::Duplicate)), "{second:?}");
+        assert!(
+            matches!(second, Ok(Inserted::Duplicate)),
+            "a duplicate is an outcome: {second:?}"
+        );
         let third = guard::insert_once(&mut tx, "orders", order("b")).await;
         assert!(
             matches!(third, Ok(Inserted::Applied)),
@@ -119,7 +122,7 @@ async fn a1_null_is_no_key() {
                     column: "campaign"
                 })
             ),
-            "{found:?}"
+            "NULL is refused: {found:?}"
         );
         tx.commit().await.unwrap();
         assert_eq!(store.number("SELECT count(*) FROM coupon").await, 0);

@@ -141,7 +141,7 @@ async fn a7_stock_is_never_negative_under_concurrency() {
         for customer in customers {
             match customer.await.unwrap() {
                 Taken::Applied { left } => {
-                    assert!(left >= 0, "{left} left");
+                    assert!(left >= 0, "the stock is negative: {left}");
                     served += 1;
                 }
                 found => assert_eq!(found, Taken::Insufficient { left: 0 }),

@@ -26,7 +26,7 @@ async fn a6_a_version_counts_up_and_guards_the_row() {
         let found = guard::versioned(&mut tx, "account", account(1, 140), "version", 7).await;
         assert!(
             matches!(&found, Err(Error::Conflict(c)) if (c.table, c.expected, c.found) == ("account", 7, 8)),
-            "{found:?}"
+            "written over another version: {found:?}"
         );
         let found = guard::versioned(&mut tx, "account", account(2, 1), "version", 7).await.unwrap();
         assert_eq!(found, Versioned::Missing);
