@@ -5,7 +5,8 @@ use std::error::Error as StdError;
 /// Why a guard could not do its work. What it *found* is never an error, but an outcome, with one exception:
 /// [`Error::Conflict`], because the only thing to do about it is to roll back.
 ///
-/// Roll the transaction back, whatever the error.
+/// Roll the transaction back, unless it is a conflict about a version that came with the message (see [`versioned`](crate::versioned)):
+/// a conflict has written nothing.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
