@@ -15,6 +15,20 @@ const CHECKS: &[&[&str]] = &[
         "--features",
         "sqlite",
     ],
+    &[
+        "-p",
+        "oncebox-guard",
+        "--no-default-features",
+        "--features",
+        "postgres",
+    ],
+    &[
+        "-p",
+        "oncebox-guard",
+        "--no-default-features",
+        "--features",
+        "sqlite",
+    ],
     &["-p", "oncebox", "--no-default-features"],
 ];
 

@@ -36,6 +36,7 @@ const CRATES: &[&str] = &[
     "oncebox-migrations",
     "oncebox-kafka",
     "oncebox-relay",
+    "oncebox-guard",
     "oncebox-inbox",
 ];
 const INTEGRATION: &str = "oncebox-integration-tests";
