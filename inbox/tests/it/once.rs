@@ -62,7 +62,7 @@ async fn g5_duplicate_deliveries_have_one_effect() {
         scene.publish(ids.iter().map(|id| ("key", "x", *id))).await;
     }
     let running = scene.start();
-    until(async || running.stats.deliveries() == 30).await;
+    until(async || running.stats.effects() + running.stats.duplicates() == 30).await;
     running.stop().await.unwrap();
     assert_eq!(scene.effects().await.len(), 10);
     // Kafka's redelivery: somebody sets the position back, the marks stay.
@@ -71,7 +71,7 @@ async fn g5_duplicate_deliveries_have_one_effect() {
         .await
         .unwrap();
     let running = scene.start();
-    until(async || running.stats.deliveries() == 30).await;
+    until(async || running.stats.duplicates() == 30).await;
     let stats = running.stats.clone();
     running.stop().await.unwrap();
     assert_eq!((stats.effects(), stats.duplicates()), (0, 30));
@@ -137,10 +137,12 @@ async fn g7_offset_follows_the_database() {
     go.send(()).unwrap();
     scene.effects_reach(5).await;
     running.stop().await.unwrap();
-    assert_eq!(scene.next(0).await, 5);
+    // Or after the transaction marker behind them.
+    let next = scene.next(0).await;
+    assert!((5..=6).contains(&next), "{next}");
     assert_eq!(
         scene.committed(0).await,
-        Some(5),
+        Some(next),
         "a shutdown commits what is settled"
     );
 }

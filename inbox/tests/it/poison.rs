@@ -59,7 +59,7 @@ async fn g8_poison_goes_to_the_dead_letters_and_the_partition_goes_on() {
             Ok(())
         })
     }));
-    until(async || scene.next(0).await == 8).await;
+    until(async || scene.next(0).await >= 8).await;
     let stats = running.stats.clone();
     running.stop().await.unwrap();
     assert_eq!(scene.effects().await, ["before", "after"]);
@@ -108,7 +108,7 @@ async fn two_consumers_that_fail_on_the_same_message_write_one_dead_letter() {
             .inbox()
             .handle(|_tx, _delivery| Box::pin(async move { Err(HandlerError::fatal("no")) })),
     );
-    until(async || scene.next(0).await == 2).await;
+    until(async || scene.next(0).await >= 2).await;
     running.stop().await.unwrap();
     assert_eq!(
         scene

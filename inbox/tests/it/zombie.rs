@@ -31,8 +31,10 @@ async fn child_process() {
     Inbox::new(pool, kafka)
         .consumer(consumer)
         .topic(topic)
+        .batch(1)
         .transaction_idle_limit(Duration::from_secs(idle_limit.parse().unwrap()))
-        .on_step(at(step, 3, || {
+        // Two are handled, and the third one has come so far.
+        .on_step(at(step, if step == Step::Committed { 2 } else { 3 }, || {
             println!("\nreached");
             // Stopped in here; the clock goes on.
             std::thread::sleep(Duration::from_secs(2));
@@ -187,17 +189,17 @@ async fn g6_a_zombie_that_holds_the_position_row_does_not_block_the_new_owner() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g6_a_zombie_cannot_move_the_position_back() {
-    let Some((scene, zombie)) = stopped(Step::Received, 4).await else {
+    let Some((scene, zombie)) = stopped(Step::Committed, 4).await else {
         return;
     };
     let owner = scene.start();
     audit(&scene, 10).await;
-    until(async || scene.next(0).await == 10).await;
+    until(async || scene.next(0).await >= 10).await;
     // It begins its transaction now, long after everything is done.
     zombie.signal("CONT");
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
-        assert_eq!(scene.next(0).await, 10);
+        assert!(scene.next(0).await >= 10);
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     drop(zombie);
