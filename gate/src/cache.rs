@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::{Hint, Scope};
 
 /// How much the cache keeps.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Most ids, over all scopes; the least recently settled go first. About 200 bytes each. Defaults to 100 000.
     pub entries: u64,

@@ -28,7 +28,7 @@ return 1",
 });
 
 /// How long marks live, and how much Redis may cost.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GateConfig {
     /// How long a mark lives: the window for which the inbox keeps its own marks, or less. No default.
     pub window: Duration,
@@ -125,6 +125,7 @@ impl RedisGate {
             failures,
             cool_down,
         } = config;
+        metrics::gauge!("oncebox_gate_breaker_open").set(0.0);
         Ok(Self {
             redis,
             window,
@@ -141,7 +142,8 @@ impl RedisGate {
 
     fn key(&self, scope: &Scope, id: &Uuid) -> String {
         let id = id.as_simple().to_string();
-        self.redis.key("done", &[&scope.epoch, &scope.consumer, &id])
+        self.redis
+            .key("done", &[&scope.epoch, &scope.consumer, &id])
     }
 
     /// The key of the scope's generation: a random word that [`clear`](Hint::clear) writes. Marks of another one are misses,

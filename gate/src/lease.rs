@@ -120,7 +120,11 @@ impl Lease {
         };
         // the clock starts before the request: Redis starts its own later
         let asked = Instant::now();
-        if !lock.take().await.map_err(Error::unavailable("take the lease"))? {
+        if !lock
+            .take()
+            .await
+            .map_err(Error::unavailable("take the lease"))?
+        {
             return Ok(None);
         }
         let held = Arc::new(Held {

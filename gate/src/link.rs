@@ -5,7 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue, RedisError, ScriptInvocation};
+use redis::{
+    AsyncConnectionConfig, Client, Cmd, ErrorKind, FromRedisValue, RedisError, ScriptInvocation,
+    ServerErrorKind,
+};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -292,7 +295,11 @@ impl Link {
                 up.unanswered = 0;
                 false
             }
-            Some(Failure::Redis(error)) => error.is_unrecoverable_error(),
+            Some(Failure::Redis(error)) => {
+                // a primary that was demoted: the address may lead to the new one by now
+                error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly)
+                    || error.is_unrecoverable_error()
+            }
             Some(Failure::TimedOut(_) | Failure::NotConnected) => {
                 up.unanswered += 1;
                 up.unanswered >= UNANSWERED

@@ -100,7 +100,7 @@ fn script(body: &str) -> Script {
 }
 
 /// How long reservations are held and remembered.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReserveConfig {
     /// A reservation that is neither confirmed nor released for so long was forgotten: its stock is given back. Longer than
     /// the longest way from reserve to confirm, retries included. Defaults to 15 minutes.

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use metrics_util::debugging::{DebugValue, DebuggingRecorder};
 use oncebox_gate::{BreakerState, Error, GateConfig, Hint, Redis, RedisConfig, RedisGate, Scope};
 use redis::cmd;
 use tokio::time::{sleep, timeout};
@@ -200,7 +201,10 @@ fn a3_a_window_shorter_than_the_retry_horizon_is_refused() {
     };
     assert!(matches!(
         RedisGate::new(redis(), never),
-        Err(Error::Invalid { name: "timeout", .. })
+        Err(Error::Invalid {
+            name: "timeout",
+            ..
+        })
     ));
 }
 
@@ -219,7 +223,11 @@ async fn a3_a_killed_redis_costs_speed_only_and_comes_back_by_itself() {
     server.start_again().await;
     wait_until_in_use(&gate).await;
     assert_eq!(gate.breaker(), BreakerState::Closed);
-    assert_eq!(gate.known(&scope(), &ids).await, [false; 5], "it came back empty");
+    assert_eq!(
+        gate.known(&scope(), &ids).await,
+        [false; 5],
+        "it came back empty"
+    );
 }
 
 #[tokio::test]
@@ -296,4 +304,68 @@ async fn a3_a_flush_in_the_middle_costs_speed_only() {
         gate.known(&scope(), &ids).await,
         [true, true, false, false, false]
     );
+}
+
+/// The connections that the server has, without the one that asks.
+async fn connections(server: &Server) -> Vec<String> {
+    let listed: String = server.ask(cmd("CLIENT").arg("LIST")).await;
+    let others = listed
+        .lines()
+        .filter(|line| !line.contains("cmd=client|list"));
+    others
+        .filter_map(|line| Some(line.split_once(' ')?.0.to_owned()))
+        .collect()
+}
+
+#[tokio::test]
+async fn a3_a_demoted_redis_is_looked_for_anew() {
+    let Some(server) = Server::start().await else {
+        return;
+    };
+    let (gate, ids) = (gate(server.redis()), ids(1));
+    gate.settled(&scope(), &ids).await;
+    let before = connections(&server).await;
+    let mut demote = cmd("REPLICAOF");
+    let () = server.ask(demote.arg("127.0.0.1").arg("1")).await;
+    gate.settled(&scope(), &ids).await; // READONLY
+    gate.known(&scope(), &ids).await;
+    let after = connections(&server).await;
+    assert!(
+        before.iter().all(|id| !after.contains(id)),
+        "still connected to a demoted server: {before:?}, {after:?}"
+    );
+}
+
+#[test]
+fn a3_what_the_gate_does_is_counted() {
+    let recorder = DebuggingRecorder::new();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    metrics::with_local_recorder(&recorder, || {
+        runtime.block_on(async {
+            let gate = quick("redis://127.0.0.1:1");
+            for _ in 0..3 {
+                gate.known(&scope(), &ids(2)).await;
+            }
+        });
+    });
+    let seen = recorder.snapshotter().snapshot().into_vec();
+    let value = |name: &str, label: &str| {
+        let found = seen.iter().find(|(key, ..)| {
+            let key = key.key();
+            let mut labels = key.labels();
+            key.name() == name && (label.is_empty() || labels.any(|l| l.value() == label))
+        });
+        found.map(|(_, _, _, value)| match value {
+            DebugValue::Counter(count) => *count as f64,
+            DebugValue::Gauge(gauge) => gauge.0,
+            DebugValue::Histogram(_) => f64::NAN,
+        })
+    };
+    assert_eq!(value("oncebox_gate_known_total", "miss"), Some(6.0));
+    assert_eq!(value("oncebox_gate_known_total", "hit"), Some(0.0));
+    assert_eq!(value("oncebox_gate_failures_total", "known"), Some(2.0));
+    assert_eq!(value("oncebox_gate_breaker_open", ""), Some(1.0));
 }

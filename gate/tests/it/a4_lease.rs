@@ -101,7 +101,9 @@ async fn a4_an_unreachable_redis_ends_the_lease_within_its_time_to_live() {
     sleep(TTL / 2).await;
     server.stop();
     let stopped = Instant::now();
-    timeout(TTL * 5, lease.lost()).await.expect("no loss signal");
+    timeout(TTL * 5, lease.lost())
+        .await
+        .expect("no loss signal");
     // the last renewal was sent before the stop
     let tolerance = Duration::from_secs(2);
     assert!(
@@ -123,12 +125,16 @@ async fn a4_a_lock_that_redis_lost_ends_the_lease_at_the_next_renewal() {
     let redis = server.redis();
     let lease = take(&redis).await.unwrap();
     server.flush().await;
-    timeout(TTL * 2, lease.lost()).await.expect("no loss signal");
+    timeout(TTL * 2, lease.lost())
+        .await
+        .expect("no loss signal");
     drop(lease);
     let lease = take_when_free(&redis).await;
     server.kill();
     server.start_again().await;
-    timeout(TTL * 2, lease.lost()).await.expect("no loss signal");
+    timeout(TTL * 2, lease.lost())
+        .await
+        .expect("no loss signal");
     assert_eq!(lease.release().await.unwrap(), Released::NotHeld);
 }
 
@@ -149,6 +155,20 @@ async fn a4_a_late_release_leaves_the_lock_of_another_alone() {
     sleep(TTL / 2).await;
     assert!(second.is_held());
     assert_eq!(second.release().await.unwrap(), Released::Free);
+}
+
+#[tokio::test]
+async fn a4_the_lock_of_another_is_not_renewed() {
+    let Some(server) = Server::start().await else {
+        return;
+    };
+    let (redis, other) = (server.redis(), server.redis());
+    let lease = take(&redis).await.unwrap();
+    server.flush().await; // as if it had expired
+    let second = take(&other).await.unwrap();
+    let noticed = timeout(TTL * 2, lease.lost()).await;
+    assert_eq!(noticed, Ok(()), "two holders");
+    assert!(second.is_held());
 }
 
 #[tokio::test]
@@ -187,7 +207,11 @@ async fn a4_nothing_renews_a_lock_that_was_given_back() {
 
 #[tokio::test]
 async fn a4_too_short_a_time_to_live_is_refused() {
-    let redis = Redis::new(oncebox_gate::RedisConfig::new("redis://127.0.0.1:1", "test")).unwrap();
+    let redis = Redis::new(oncebox_gate::RedisConfig::new(
+        "redis://127.0.0.1:1",
+        "test",
+    ))
+    .unwrap();
     let refused = Lease::take(&redis, "job", Duration::from_millis(99)).await;
     assert!(matches!(refused, Err(Error::Invalid { name: "ttl", .. })));
     let down = Lease::take(&redis, "job", TTL).await.unwrap_err();

@@ -66,7 +66,11 @@ async fn a7_a_repeated_reserve_answers_the_same_and_takes_once() {
     for again in [&stock, &other, &stock] {
         let answer = again.reserve("sku", 3, "order").await.unwrap();
         assert_eq!(answer, Reservation::Held);
-        assert_eq!(again.available("sku").await.unwrap(), Some(2), "taken twice");
+        assert_eq!(
+            again.available("sku").await.unwrap(),
+            Some(2),
+            "taken twice"
+        );
     }
     assert_eq!(
         stock.reserve("sku", 2, "order").await.unwrap(),

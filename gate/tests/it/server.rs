@@ -18,7 +18,7 @@ const SERVER: &str = r#"
 redis-server "$@" >/dev/null 2>&1 &
 echo $!
 cat >/dev/null
-kill -s KILL $!
+kill -s KILL $! 2>/dev/null
 "#;
 
 /// An environment that no other test uses, on some server.
@@ -120,7 +120,12 @@ impl Server {
     }
 
     pub(crate) async fn flush(&self) {
-        let () = ask(&self.url(), &redis::cmd("FLUSHALL")).await;
+        let () = self.ask(&redis::cmd("FLUSHALL")).await;
+    }
+
+    /// What Redis itself says.
+    pub(crate) async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> T {
+        ask(&self.url(), command).await
     }
 
     fn signal(&self, signal: &str) {

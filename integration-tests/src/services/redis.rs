@@ -33,7 +33,9 @@ impl Redis {
     pub async fn start() -> Result<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         if !std::env::split_paths(&path).any(|dir| dir.join("redis-server").is_file()) {
-            bail!("the program `redis-server` is missing: install the Debian package `redis-server`");
+            bail!(
+                "the program `redis-server` is missing: install the Debian package `redis-server`"
+            );
         }
         let (scratch, port) = (Scratch::new()?, ports::free(1)?[0]);
         let mut argv = vec!["redis-server".to_owned()];
@@ -160,7 +162,9 @@ impl Redis {
     async fn say(&self, command: &str) -> Result<String> {
         let exchange = async {
             let mut stream = TcpStream::connect(address(&self.url)).await?;
-            stream.write_all(format!("{command}\r\n").as_bytes()).await?;
+            stream
+                .write_all(format!("{command}\r\n").as_bytes())
+                .await?;
             let mut said = Vec::new();
             while !said.ends_with(b"\r\n") {
                 said.push(stream.read_u8().await?);

@@ -64,7 +64,10 @@ impl Patch {
         let [package, target, test] = test.split(' ').collect::<Vec<_>>()[..] else {
             bail!("`test:` is not <package> <lib or integration test> <full test name>");
         };
-        if let Some(unknown) = needs.iter().find(|n| !["postgres", "kafka", "redis"].contains(n)) {
+        if let Some(unknown) = needs
+            .iter()
+            .find(|n| !["postgres", "kafka", "redis"].contains(n))
+        {
             bail!("`needs:` knows postgres, kafka and redis, not {unknown}");
         }
         let changed = text.lines().filter_map(|line| line.strip_prefix("+++ b/"));
