@@ -35,6 +35,18 @@
 //!
 //! * `cache` (default): [`Cache`].
 //! * `redis`: [`Redis`], [`RedisGate`], [`Lease`], [`Reserve`]. Compiles no C; without TLS.
+#![cfg_attr(
+    not(feature = "redis"),
+    doc = "
+[`Redis`]: https://docs.rs/oncebox-gate
+[`RedisGate`]: https://docs.rs/oncebox-gate
+[`Lease`]: https://docs.rs/oncebox-gate
+[`Reserve`]: https://docs.rs/oncebox-gate"
+)]
+#![cfg_attr(
+    not(feature = "cache"),
+    doc = "\n[`Cache`]: https://docs.rs/oncebox-gate"
+)]
 
 #[cfg(feature = "redis")]
 mod breaker;

@@ -56,7 +56,8 @@ impl fmt::Debug for RedisConfig {
     }
 }
 
-/// A Redis server for gate, leases and reservations. Cheap to clone; all clones share one connection.
+/// A Redis server for gate, leases and reservations. Cheap to clone; all clones share one connection. What uses it runs in a
+/// tokio runtime with I/O and time.
 ///
 /// ```no_run
 /// # fn example() -> Result<(), oncebox_gate::Error> {

@@ -62,7 +62,22 @@ pub async fn kafka() -> &'static Kafka {
     }
 }
 
-/// Both shared services.
+/// The shared Redis.
+///
+/// # Panics
+/// It can be neither found nor started; the text says what is missing.
+pub async fn redis() -> &'static Redis {
+    static SHARED: OnceCell<Result<Redis, String>> = OnceCell::const_new();
+    match SHARED
+        .get_or_init(|| async { Redis::obtain().await.map_err(|e| format!("{e:#}")) })
+        .await
+    {
+        Ok(redis) => redis,
+        Err(reason) => panic!("no Redis: {reason}"),
+    }
+}
+
+/// PostgreSQL and Kafka, both shared.
 #[derive(Clone, Copy, Debug)]
 pub struct Services {
     postgres: &'static Postgres,
