@@ -35,17 +35,26 @@
 //!
 //! * `cache` (default): [`Cache`].
 //! * `redis`: [`Redis`], [`RedisGate`], [`Lease`], [`Reserve`]. Compiles no C; without TLS.
-#![cfg_attr(
-    not(feature = "redis"),
-    doc = "
-[`Redis`]: https://docs.rs/oncebox-gate
-[`RedisGate`]: https://docs.rs/oncebox-gate
-[`Lease`]: https://docs.rs/oncebox-gate
-[`Reserve`]: https://docs.rs/oncebox-gate"
-)]
+//!
 #![cfg_attr(
     not(feature = "cache"),
-    doc = "\n[`Cache`]: https://docs.rs/oncebox-gate"
+    doc = "[`Cache`]: https://docs.rs/oncebox-gate"
+)]
+#![cfg_attr(
+    not(feature = "redis"),
+    doc = "[`Redis`]: https://docs.rs/oncebox-gate"
+)]
+#![cfg_attr(
+    not(feature = "redis"),
+    doc = "[`RedisGate`]: https://docs.rs/oncebox-gate"
+)]
+#![cfg_attr(
+    not(feature = "redis"),
+    doc = "[`Lease`]: https://docs.rs/oncebox-gate"
+)]
+#![cfg_attr(
+    not(feature = "redis"),
+    doc = "[`Reserve`]: https://docs.rs/oncebox-gate"
 )]
 
 #[cfg(feature = "redis")]
