@@ -52,6 +52,9 @@ pub(crate) enum Handler<D: sqlx::Database> {
 pub enum HandlerError {
     /// It may work later: called again as the [`RetryPolicy`](crate::RetryPolicy) says, then a dead letter.
     Retriable(BoxError),
+    /// Another transaction was faster (`guard::versioned`): the whole handler is called again at once, up to ten times without
+    /// counting; after that it is retriable.
+    Conflict(BoxError),
     /// It will never work with this message: a dead letter at once, and the partition goes on.
     Fatal(BoxError),
 }
@@ -73,9 +76,14 @@ impl HandlerError {
         matches!(self, Self::Fatal(_))
     }
 
+    fn inner(&self) -> &BoxError {
+        let (Self::Retriable(error) | Self::Conflict(error) | Self::Fatal(error)) = self;
+        error
+    }
+
     /// The error with its sources in one line, as the dead letter records it.
     pub(crate) fn chain(&self) -> String {
-        let (Self::Retriable(error) | Self::Fatal(error)) = self;
+        let error = self.inner();
         let mut text = error.to_string();
         let mut source = error.source();
         while let Some(cause) = source {
@@ -95,6 +103,7 @@ impl fmt::Display for HandlerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Retriable(e) => write!(f, "retriable: {e}"),
+            Self::Conflict(e) => write!(f, "conflict: {e}"),
             Self::Fatal(e) => write!(f, "fatal: {e}"),
         }
     }
@@ -102,8 +111,7 @@ impl fmt::Display for HandlerError {
 
 impl StdError for HandlerError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        let (Self::Retriable(error) | Self::Fatal(error)) = self;
-        error.source()
+        self.inner().source()
     }
 }
 
@@ -112,6 +120,18 @@ impl From<sqlx::Error> for HandlerError {
         match class(&error) {
             Class::Data => Self::fatal(error),
             Class::Handler | Class::Outage | Class::Refusal => Self::retriable(error),
+        }
+    }
+}
+
+/// A conflict is redone, an error of the database is sorted as always; a misspelt name and the like is fatal.
+impl From<oncebox_guard::Error> for HandlerError {
+    fn from(error: oncebox_guard::Error) -> Self {
+        match error {
+            oncebox_guard::Error::Database { source, .. } => source.into(),
+            e if e.is_conflict() => Self::Conflict(e.into()),
+            e if e.is_retriable() => Self::retriable(e),
+            e => Self::fatal(e),
         }
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use oncebox_gate::{Hint, Scope};
 use oncebox_migrations::Names;
 use sqlx::{Pool, Transaction};
 use tokio::runtime::Handle;
@@ -15,10 +16,9 @@ use crate::error::Error;
 use crate::feed::KafkaFeed;
 use crate::foreign::ForeignId;
 use crate::handler::{Handler, HandlerFuture};
-use crate::process::Processor;
+use crate::process::{BusinessId, Hinted, Processor};
 use crate::dedup::Dedup;
 use crate::partition::Limits;
-use crate::process::BusinessId;
 use crate::retry::{OnFailure, RetryPolicy};
 use crate::stats::Stats;
 use crate::step::StepHook;
@@ -49,6 +49,7 @@ pub struct Inbox<D: InboxStore> {
     lanes: usize,
     connections: Option<usize>,
     record: Option<BusinessId>,
+    hint: Option<Arc<dyn Hint>>,
     foreign_id: ForeignId,
     idle_limit: Duration,
     handler_limit: Duration,
@@ -93,6 +94,7 @@ impl<D: InboxStore> Inbox<D> {
             lanes: 1,
             connections: None,
             record: None,
+            hint: None,
             foreign_id: ForeignId::default(),
             idle_limit: Duration::from_secs(60),
             handler_limit: Duration::from_secs(300),
@@ -196,6 +198,15 @@ impl<D: InboxStore> Inbox<D> {
     #[must_use]
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = Some(connections);
+        self
+    }
+
+    /// Something in front of the database that may know a settled message faster: a process-local cache, a Redis gate, or both
+    /// (`oncebox-gate`). It saves transactions for messages that come again, and is never believed without a look into the
+    /// database; losing it costs speed only. With [`Dedup::ById`]. Defaults to none.
+    #[must_use]
+    pub fn hint(mut self, hint: Arc<dyn Hint>) -> Self {
+        self.hint = Some(hint);
         self
     }
 
@@ -360,6 +371,11 @@ impl<D: InboxStore> Inbox<D> {
         }
         if self.dedup == Dedup::ById {
             self.check_window()?;
+        } else if self.hint.is_some() {
+            return Err(Error::config(
+                "hint",
+                "is for Dedup::ById: without marks there is nothing that could confirm it",
+            ));
         }
         if self.handler_limit.is_zero() {
             return Err(Error::config(
@@ -500,6 +516,18 @@ impl<D: InboxStore> Consumer<D> {
                 });
             }
         }
+        let hint = match &inbox.hint {
+            Some(hint) => {
+                let epoch = D::epoch(&mut conn)
+                    .await
+                    .map_err(|e| Error::database("ask for the database's epoch", e))?;
+                Some(Hinted {
+                    hint: Arc::clone(hint),
+                    scope: Scope::new(epoch, inbox.consumer.as_str()),
+                })
+            }
+            None => None,
+        };
         drop(conn);
         for topic in &inbox.topics {
             let id = oncebox_kafka::topic_id(&inbox.kafka, topic)
@@ -513,7 +541,7 @@ impl<D: InboxStore> Consumer<D> {
         }
         let stop = shutdown.child_token();
         let _stop_when_dropped = stop.clone().drop_guard();
-        let worker = tokio::spawn(consume(inbox, handler, stop));
+        let worker = tokio::spawn(consume(inbox, handler, hint, stop));
         worker.await.map_err(|_| Error::Thread)?
     }
 }
@@ -522,6 +550,7 @@ impl<D: InboxStore> Consumer<D> {
 async fn consume<D: InboxStore>(
     inbox: Inbox<D>,
     handler: Handler<D>,
+    hint: Option<Hinted>,
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let Inbox { kafka, topics, .. } = &inbox;
@@ -539,6 +568,7 @@ async fn consume<D: InboxStore>(
         handler,
         dedup: inbox.dedup,
         on_failure: inbox.on_failure,
+        hint,
         record: inbox.record,
         on_step: inbox.on_step,
         idle_limit: inbox.idle_limit,

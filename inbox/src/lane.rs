@@ -16,6 +16,8 @@ const BATCH_TIME: Duration = Duration::from_millis(250);
 pub(crate) struct Standing {
     /// Calls of the handler that failed, alone in their transaction.
     pub(crate) attempts: u32,
+    /// Races that the handler lost; not counted as attempts.
+    pub(crate) conflicts: u32,
     /// The attempts are not in the database yet.
     pub(crate) unwritten: bool,
     /// The database has a row of attempts, which goes with the message.

@@ -120,6 +120,11 @@ mod step;
 mod store;
 mod worker;
 
+#[doc(inline)]
+pub use oncebox_gate::{Hint, Scope};
+#[doc(inline)]
+pub use oncebox_guard as guard;
+
 pub use dedup::Dedup;
 pub use delivery::Delivery;
 pub use error::Error;

@@ -380,8 +380,14 @@ impl Partition {
         let Some(standing) = lane.first() else {
             return Failed::Isolated;
         };
-        standing.attempts += 1;
         standing.error = failure.error;
+        standing.cut = true;
+        if failure.conflict && standing.conflicts < CONFLICTS {
+            standing.conflicts += 1;
+            lane.due = now + CONFLICT_PAUSE.mul_f64(jitter);
+            return Failed::Again;
+        }
+        standing.attempts += 1;
         standing.first_failed_at.get_or_insert(failure.now_micros);
         let delay = if failure.fatal {
             None
@@ -391,7 +397,6 @@ impl Partition {
         // An attempt that is repeated at once is not worth a transaction.
         standing.unwritten = delay.is_some_and(|d| d >= WORTH_WRITING) || standing.written;
         standing.given_up = delay.is_none();
-        standing.cut = true;
         match delay {
             Some(delay) => {
                 lane.due = now + delay;
@@ -476,6 +481,11 @@ impl Partition {
 /// Attempts that wait for at least this long are written down, so that a restart or a rebalance goes on counting.
 const WORTH_WRITING: Duration = Duration::from_millis(500);
 
+/// So often a handler that lost a race is called again at once before that counts as an attempt.
+const CONFLICTS: u32 = 10;
+/// Longest pause before that, at random, so that two that met do not meet again.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
+
 /// How a handler failed.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
@@ -483,6 +493,8 @@ pub(crate) struct Failure {
     pub(crate) at: Option<usize>,
     pub(crate) error: String,
     pub(crate) fatal: bool,
+    /// Another transaction was faster.
+    pub(crate) conflict: bool,
     /// Microseconds since the Unix epoch.
     pub(crate) now_micros: i64,
 }
@@ -609,6 +621,7 @@ mod tests {
                     at: offsets.iter().position(|o| *o == 4),
                     error: "no".into(),
                     fatal: false,
+                    conflict: false,
                     now_micros: 1,
                 };
                 let never = RetryPolicy::never();

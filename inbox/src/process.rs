@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt;
+use oncebox_gate::{Hint, Scope};
 use oncebox_migrations::headers;
 use sqlx::{Pool, Transaction};
 use time::OffsetDateTime;
@@ -46,6 +47,7 @@ pub(crate) struct Processor<D: InboxStore> {
     pub(crate) handler: Handler<D>,
     pub(crate) dedup: Dedup,
     pub(crate) on_failure: OnFailure,
+    pub(crate) hint: Option<Hinted>,
     /// Write a record of every message, with this id of the business.
     pub(crate) record: Option<BusinessId>,
     pub(crate) on_step: Option<StepHook>,
@@ -53,6 +55,13 @@ pub(crate) struct Processor<D: InboxStore> {
     pub(crate) idle_limit: Duration,
     /// Longest time for one call of the handler.
     pub(crate) handler_limit: Duration,
+}
+
+/// What may know a settled message faster than the database, and whose messages these are.
+#[derive(Clone, Debug)]
+pub(crate) struct Hinted {
+    pub(crate) hint: Arc<dyn Hint>,
+    pub(crate) scope: Scope,
 }
 
 /// How a transaction of a partition ended.
@@ -77,6 +86,8 @@ pub(crate) enum Settled {
     Effect,
     /// The position only: the mark was there.
     Duplicate,
+    /// Nothing: a hint knew it, and the database confirmed that without a transaction.
+    Known,
     /// Mark, dead letter and position.
     DeadLetter,
     /// Mark, parked message and position.
@@ -104,6 +115,7 @@ fn failure(at: Option<usize>, error: &HandlerError) -> Failure {
         at,
         error: storable(&error.chain()),
         fatal: error.is_fatal(),
+        conflict: matches!(error, HandlerError::Conflict(_)),
         now_micros: now_micros(),
     }
 }
@@ -140,6 +152,12 @@ impl<D: InboxStore> Processor<D> {
         batch: &Batch,
     ) -> Result<Outcome, Box<Outcome>> {
         let deliveries = &batch.deliveries;
+        if let Some(hinted) = &self.hint
+            && self.all_known(hinted, key, term, deliveries).await
+        {
+            term.chain().skip(&batch.offsets());
+            return Ok(Outcome::Settled(vec![Settled::Known; deliveries.len()]));
+        }
         let (mut tx, mut fresh) = self.open(key, deliveries).await?;
         let blocked = self.blocked(&mut tx, key, deliveries).await?;
         if fresh.as_ref().is_none_or(|fresh| !fresh.is_empty()) {
@@ -190,10 +208,52 @@ impl<D: InboxStore> Processor<D> {
         let settled = fates.iter().map(|fate| fate.settled).collect();
         let offsets = batch.offsets();
         let finished = self.finish(tx, key, term, &offsets, marked, settled);
-        Ok(match finished.await {
+        let outcome = match finished.await {
             Finished::Done(outcome) => outcome,
             Finished::NotAdvanced(e) => self.after_handler(None, e, begun.elapsed()),
-        })
+        };
+        if let (Outcome::Settled(_), Some(Hinted { hint, scope })) = (&outcome, &self.hint) {
+            let ids: Vec<Uuid> = deliveries.iter().map(|d| d.message_id).collect();
+            hint.settled(scope, &ids).await;
+        }
+        Ok(outcome)
+    }
+
+    /// Whether every message is settled without a doubt. A hint alone skips nothing: one statement has to find the marks and
+    /// the position row as this process wrote it last. Whatever else comes out goes through the transaction.
+    async fn all_known(
+        &self,
+        Hinted { hint, scope }: &Hinted,
+        key: &Key,
+        term: &Term,
+        deliveries: &[Delivery],
+    ) -> bool {
+        let ids: BTreeSet<Uuid> = deliveries.iter().map(|d| d.message_id).collect();
+        let ids: Vec<Uuid> = ids.into_iter().collect();
+        if !hint.known(scope, &ids).await.into_iter().all(|known| known) {
+            return false;
+        }
+        // No other lane moves the row meanwhile.
+        let _turn = term.turn.lock().await;
+        let expected = {
+            let chain = term.chain();
+            (!chain.in_doubt).then_some(chain.known)
+        };
+        let read = async {
+            let mut conn = self.pool.acquire().await?;
+            D::known(&mut conn, &self.statements, key, &ids).await
+        };
+        match self.limited(read).await {
+            Ok(Some((row, marked))) => Some(row) == expected && marked.len() == ids.len(),
+            Ok(None) | Err(_) => false,
+        }
+    }
+
+    /// The database lost commits: what the hints know may be void.
+    pub(crate) async fn forget_hints(&self) {
+        if let Some(Hinted { hint, scope }) = &self.hint {
+            hint.clear(scope).await;
+        }
     }
 
     /// Writes a message off: mark, dead letter and position in one transaction (G8). Or parks it and blocks its key.
@@ -378,7 +438,7 @@ impl<D: InboxStore> Processor<D> {
             batch.deliveries.iter().zip(&batch.standings).zip(fates)
         {
             let (status, calls) = match fate.settled {
-                Settled::Duplicate => continue,
+                Settled::Duplicate | Settled::Known => continue,
                 Settled::Effect => ("effect", 1),
                 Settled::DeadLetter => ("dead", 0),
                 Settled::Parked => ("parked", 0),

@@ -394,6 +394,7 @@ impl World {
                     at,
                     error: "no".into(),
                     fatal: name % 2 == 0,
+                    conflict: false,
                     now_micros: 1,
                 };
                 let part = self.processes[i].partition.as_mut().unwrap();

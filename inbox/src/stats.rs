@@ -33,6 +33,7 @@ pub struct Stats {
 pub(crate) enum Duplicate {
     Position,
     Mark,
+    Hint,
 }
 
 macro_rules! counts {
@@ -61,7 +62,7 @@ macro_rules! counts {
         #[derive(Clone)]
         pub(crate) struct TopicCounters {
             stats: Stats,
-            duplicates: [Counter; 2],
+            duplicates: [Counter; 3],
             batch: Histogram,
             transaction: Histogram,
             lag: Gauge,
@@ -71,7 +72,7 @@ macro_rules! counts {
         impl TopicCounters {
             pub(crate) fn new(stats: Stats, consumer: &str, topic: &str) -> Self {
                 let labels = || [("consumer", consumer.to_owned()), ("topic", topic.to_owned())];
-                let duplicates = ["position", "mark"].map(|reason| {
+                let duplicates = ["position", "mark", "hint"].map(|reason| {
                     let mut labels = labels().to_vec();
                     labels.push(("reason", reason.to_owned()));
                     metrics::counter!("oncebox_inbox_duplicates_total", &labels)
@@ -143,6 +144,7 @@ mod tests {
             counters.deliveries(2);
             counters.duplicates(Duplicate::Position, 1);
             counters.duplicates(Duplicate::Mark, 2);
+            counters.duplicates(Duplicate::Hint, 1);
             counters.effects(1);
             counters.retries(1);
             counters.dead_letters(1);
@@ -179,6 +181,7 @@ mod tests {
         let expected = [
             ("oncebox_inbox_dead_letters_total", stats.dead_letters()),
             ("oncebox_inbox_deliveries_total", stats.deliveries()),
+            ("oncebox_inbox_duplicates_total hint", 1),
             ("oncebox_inbox_duplicates_total mark", 2),
             ("oncebox_inbox_duplicates_total position", 1),
             ("oncebox_inbox_effects_total", stats.effects()),
@@ -188,6 +191,6 @@ mod tests {
         ]
         .map(|(name, n)| (name.to_owned(), n));
         assert_eq!(found, expected);
-        assert_eq!((stats.deliveries(), stats.duplicates()), (2, 3));
+        assert_eq!((stats.deliveries(), stats.duplicates()), (2, 4));
     }
 }

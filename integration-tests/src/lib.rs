@@ -1,6 +1,6 @@
 //! What the tests of Oncebox stand on: real services and the means to disturb and to read them.
 //!
-//! * [`services`]: PostgreSQL and Apache Kafka, shared or private, from the environment, from containers or as local
+//! * [`services`]: PostgreSQL, Apache Kafka and Redis, shared or private, from the environment, from containers or as local
 //!   processes; [`services::Database`] is a fresh database per test.
 //! * [`proxy`]: a TCP proxy that knows Kafka's frames and can hold, drop, delay, duplicate or cut chosen requests.
 //! * [`cable`]: a TCP proxy that understands nothing and can freeze or break: the network to a database.

@@ -29,6 +29,15 @@ const CHECKS: &[&[&str]] = &[
         "--features",
         "sqlite",
     ],
+    &["-p", "oncebox-gate", "--no-default-features"],
+    &["-p", "oncebox-gate"],
+    &[
+        "-p",
+        "oncebox-gate",
+        "--no-default-features",
+        "--features",
+        "redis",
+    ],
     &["-p", "oncebox", "--no-default-features"],
 ];
 

@@ -235,6 +235,9 @@ pub trait Store: sqlx::Database {
         async move { Self::plain(conn, "RELEASE SAVEPOINT oncebox").await }
     }
 
+    /// What names this history of this database: another one after a failover or a restore, as far as the database can tell.
+    fn epoch(conn: &mut Self::Connection) -> impl Future<Output = Result<String, sqlx::Error>> + Send;
+
     /// Runs a statement without parameters.
     fn plain(
         conn: &mut Self::Connection,

@@ -83,6 +83,16 @@ impl Store for Postgres {
             .check()
     }
 
+    async fn epoch(conn: &mut Self::Connection) -> Result<String, sqlx::Error> {
+        // The database's oid and the timeline: a restored dump has another oid, a promoted standby another timeline.
+        sqlx::query_scalar(
+            "SELECT oid::text || '.' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8) \
+             FROM pg_database WHERE datname = current_database()",
+        )
+        .fetch_one(conn)
+        .await
+    }
+
     async fn mark(
         conn: &mut Self::Connection,
         statements: &Statements,

@@ -32,7 +32,7 @@ use crate::feed::Feed;
 use crate::foreign::ForeignId;
 use crate::lane::{Batch, Standing};
 use crate::partition::{Failed, Limits, Partition, Received, Work};
-use crate::position::{Key, Verdict, judge};
+use crate::position::{Key, Loss, Verdict, judge};
 use crate::process::{Outcome, Processor, Settled};
 use crate::retry::RetryPolicy;
 use crate::stats::{Duplicate, Stats, TopicCounters};
@@ -277,6 +277,9 @@ impl<D: InboxStore> Worker<D> {
                     Verdict::Adopt(known) => self.store(&report.id, known.next),
                     Verdict::Lost(loss) => {
                         tracing::warn!(topic = %report.id.0, partition = report.id.1, ?loss, next = known.next, "position lost, starting again from the database");
+                        if loss != Loss::OtherOwner {
+                            self.processor.forget_hints().await;
+                        }
                     }
                     Verdict::Unchanged => {}
                 }
@@ -504,6 +507,7 @@ impl<D: InboxStore> Worker<D> {
         let counters = self.counters(&id.0);
         counters.effects(effects);
         counters.duplicates(Duplicate::Mark, of(Settled::Duplicate));
+        counters.duplicates(Duplicate::Hint, of(Settled::Known));
         counters.dead_letters(of(Settled::DeadLetter));
         counters.parked(of(Settled::Parked));
         counters.transaction(settled.len(), took, last_ms);

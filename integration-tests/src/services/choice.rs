@@ -14,6 +14,8 @@ pub const KAFKA: &str = "ONCEBOX_TEST_KAFKA";
 pub const KAFKA_PROXY: &str = "ONCEBOX_TEST_KAFKA_PROXY";
 /// The SASL/PLAIN bootstrap address of the Kafka in [`KAFKA`]. Optional.
 pub const KAFKA_SASL: &str = "ONCEBOX_TEST_KAFKA_SASL";
+/// Names the shared Redis: its URL.
+pub const REDIS_URL: &str = "ONCEBOX_TEST_REDIS_URL";
 /// `containers` or `local`: take that instead of asking for an engine.
 pub const SERVICES: &str = "ONCEBOX_TEST_SERVICES";
 

@@ -38,6 +38,7 @@ const CRATES: &[&str] = &[
     "oncebox-relay",
     "oncebox-guard",
     "oncebox-inbox",
+    "oncebox-gate",
 ];
 const INTEGRATION: &str = "oncebox-integration-tests";
 
@@ -142,7 +143,7 @@ struct Stage {
 }
 
 impl Stage {
-    /// One PostgreSQL and one Kafka for all patches, from the program that `cargo xtask test` takes them from.
+    /// One PostgreSQL, one Kafka and one Redis for all patches, from the program that `cargo xtask test` takes them from.
     fn start_services(&mut self) -> Result<()> {
         let runner = test::prepare()?;
         let services = ["-p", INTEGRATION, "--bin", "oncebox-test-services"];

@@ -64,8 +64,11 @@ impl Patch {
         let [package, target, test] = test.split(' ').collect::<Vec<_>>()[..] else {
             bail!("`test:` is not <package> <lib or integration test> <full test name>");
         };
-        if let Some(unknown) = needs.iter().find(|n| !["postgres", "kafka"].contains(n)) {
-            bail!("`needs:` knows postgres and kafka, not {unknown}");
+        if let Some(unknown) = needs
+            .iter()
+            .find(|n| !["postgres", "kafka", "redis"].contains(n))
+        {
+            bail!("`needs:` knows postgres, kafka and redis, not {unknown}");
         }
         let changed = text.lines().filter_map(|line| line.strip_prefix("+++ b/"));
         let files: Vec<String> = changed.map(str::to_owned).collect();
@@ -126,7 +129,7 @@ says: left: 1
         for (from, to, part) in [
             ("guarantee: G2", "", "guarantee"),
             ("test: oncebox-relay lib", "test: oncebox-relay", "`test:`"),
-            ("needs: postgres", "needs: redis", "redis"),
+            ("needs: postgres", "needs: mysql", "mysql"),
             ("says:", "say:", "`say:`"),
             ("+++ b/", "+++ c/", "diff"),
             ("G2", "G3", "g3-"),

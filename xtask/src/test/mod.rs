@@ -1,8 +1,8 @@
-//! `cargo xtask test`: everything, on real PostgreSQL and real Apache Kafka.
+//! `cargo xtask test`: everything, on real PostgreSQL, real Apache Kafka and real Redis.
 //!
 //! 1. What is missing is installed, or named in one line ([`setup`]).
 //! 2. The workspace's tests are built once, with one set of features.
-//! 3. One PostgreSQL and one Kafka are started for the whole run ([`services`]), as local processes where PostgreSQL is
+//! 3. One PostgreSQL, one Kafka and one Redis are started for the whole run ([`services`]), as local processes where PostgreSQL is
 //!    installed, otherwise as containers.
 //! 4. Every test program runs, then the doc tests ([`suite`]).
 //! 5. A chosen part of the integration tests runs once more on containers ([`engine`]).

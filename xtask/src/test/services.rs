@@ -1,4 +1,4 @@
-//! One PostgreSQL and one Kafka for the whole run.
+//! One PostgreSQL, one Kafka and one Redis for the whole run.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

@@ -12,7 +12,7 @@ struct Need {
     name: &'static str,
 }
 
-/// The C compiler and make build librdkafka; Java and Maven run Kafka and its tools.
+/// The C compiler and make build librdkafka; Java and Maven run Kafka and its tools; Redis is a local process.
 const ALWAYS: &[Need] = &[
     Need {
         present: || on_path("cc"),
@@ -38,6 +38,12 @@ const ALWAYS: &[Need] = &[
         present: || on_path("mvn"),
         package: "maven",
         name: "Maven",
+    },
+    // also beside a Docker engine: its tests kill and stop servers of their own
+    Need {
+        present: || on_path("redis-server"),
+        package: "redis-server",
+        name: "Redis",
     },
 ];
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use oncebox_gate::{Hint, Scope};
 use oncebox_migrations::Names;
 use sqlx::sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions};
 use sqlx::{Sqlite, SqlitePool, Transaction};
@@ -18,7 +19,7 @@ use crate::foreign::ForeignId;
 use crate::handler::{HandlerError, HandlerFuture};
 use crate::dedup::Dedup;
 use crate::partition::Limits;
-use crate::process::{BusinessId, Processor};
+use crate::process::{BusinessId, Hinted, Processor};
 use crate::retry::{OnFailure, RetryPolicy};
 use crate::stats::Stats;
 use crate::step::StepHook;
@@ -45,6 +46,7 @@ pub(super) struct Options {
     pub(super) lanes: usize,
     pub(super) breaker: Option<u32>,
     pub(super) record: Option<BusinessId>,
+    pub(super) hint: Option<Arc<dyn Hint>>,
 }
 
 impl Default for Options {
@@ -68,6 +70,7 @@ impl Default for Options {
             lanes: 1,
             breaker: None,
             record: None,
+            hint: None,
         }
     }
 }
@@ -168,6 +171,10 @@ impl Bench {
             handler: options.handler,
             dedup: options.dedup,
             on_failure: options.on_failure,
+            hint: options.hint.map(|hint| Hinted {
+                hint,
+                scope: Scope::new("1", "inventory"),
+            }),
             record: options.record,
             on_step: options.on_step,
             idle_limit: Duration::from_secs(60),

@@ -4,6 +4,7 @@
 
 mod bench;
 mod failures;
+mod hints;
 mod keys;
 mod lanes;
 mod memory_kafka;
