@@ -586,6 +586,7 @@ async fn consume<D: InboxStore>(
         connections,
         breaker: inbox.breaker,
         shutdown_grace: inbox.shutdown_grace,
+        window: inbox.dedup.marks().then_some(inbox.window),
     };
     work(feed, processor, settings, stop, inbox.stats).await
 }

@@ -110,6 +110,7 @@ mod lane;
 mod partition;
 mod position;
 mod process;
+mod replay;
 pub mod resume;
 mod retry;
 #[cfg(test)]
@@ -118,6 +119,7 @@ mod start;
 mod stats;
 mod step;
 mod store;
+mod sweep;
 mod worker;
 
 #[doc(inline)]

@@ -543,7 +543,7 @@ impl<D: InboxStore> Processor<D> {
     }
 
     /// Rolls back. An error means that the connection is gone, and with it the transaction.
-    async fn undo(&self, mut tx: Transaction<'static, D>) {
+    pub(crate) async fn undo(&self, mut tx: Transaction<'static, D>) {
         let _ = self.limited(D::reopen(&mut tx)).await;
         if let Err(e) = self.limited(tx.rollback()).await {
             tracing::debug!(error = %e, "no answer to a rollback");
@@ -552,7 +552,7 @@ impl<D: InboxStore> Processor<D> {
 
     /// Waits for the database no longer than it may take: a server that has vanished without a word never answers, and TCP
     /// would wait for it for ever.
-    async fn limited<T>(
+    pub(crate) async fn limited<T>(
         &self,
         statement: impl Future<Output = Result<T, sqlx::Error>>,
     ) -> Result<T, sqlx::Error> {
@@ -665,7 +665,7 @@ impl<D: InboxStore> Processor<D> {
     }
 
     /// Calls the handler; a panic is a fatal error of this message, not the end of the consumer (G8).
-    async fn handle(
+    pub(crate) async fn handle(
         &self,
         tx: &mut Transaction<'static, D>,
         deliveries: &[Delivery],

@@ -34,6 +34,8 @@ async fn conforms<D: InboxStore>(pool: &Pool<D>) {
     records(pool, statements).await;
     breakers(pool, statements).await;
     savepoints(pool, statements).await;
+    sweeps(pool, statements).await;
+    replays(pool, statements).await;
 }
 
 async fn mark<D: InboxStore>(
@@ -158,6 +160,79 @@ async fn breakers<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements)
     assert_eq!(D::accept(&mut conn, statements, "a").await.unwrap(), 1);
     let tripped = D::tripped(&mut conn, statements, "a", "t").await.unwrap();
     assert_eq!(tripped, None);
+}
+
+async fn sweeps<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
+    let mut conn = pool.acquire().await.unwrap();
+    let ids: Vec<Uuid> = (0..5).map(|_| Uuid::now_v7()).collect();
+    for consumer in ["swept", "other"] {
+        D::mark(&mut conn, statements, consumer, &ids).await.unwrap();
+    }
+    let sweep = async |conn: &mut D::Connection, window| {
+        let (mut deleted, mut chunk) = (0, Some(0));
+        while let Some(at) = chunk {
+            let (rows, next) = D::sweep(conn, statements, "swept", window, at)
+                .await
+                .unwrap();
+            (deleted, chunk) = (deleted + rows, next);
+        }
+        deleted
+    };
+    let inside = sweep(&mut conn, Duration::from_secs(600)).await;
+    assert_eq!(inside, 0, "they are inside the window");
+    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    assert_eq!(sweep(&mut conn, Duration::from_secs(1)).await, 5);
+    assert_eq!(sweep(&mut conn, Duration::from_secs(1)).await, 0);
+    let others = D::mark(&mut conn, statements, "other", &ids).await.unwrap();
+    assert!(others.is_empty(), "those of other consumers stay");
+}
+
+async fn replays<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
+    let here = key("replayed", 0);
+    let mut conn = pool.acquire().await.unwrap();
+    for offset in [7, 8] {
+        let letter = DeadLetter {
+            message_id: Uuid::now_v7(),
+            offset,
+            key: Some(b"k"),
+            payload: None,
+            headers: &[],
+            error: "no",
+            attempts: 3,
+            parked: true,
+            timestamp_ms: None,
+            first_failed_at: None,
+        };
+        assert!(D::bury(&mut conn, statements, &here, &letter).await.unwrap());
+    }
+    D::block(&mut conn, statements, &here, b"k", "no").await.unwrap();
+    let due = D::due_letter(&mut conn, statements, "replayed").await.unwrap();
+    assert!(due.is_none(), "nobody has ordered anything");
+    let first = D::first_parked(&mut conn, statements, &here, b"k").await.unwrap().unwrap();
+    assert_eq!(D::count_replay(&mut conn, statements, first).await.unwrap(), None);
+    assert!(!D::take_letter(&mut conn, statements, first).await.unwrap());
+    // An order for the first one.
+    D::release_next(&mut conn, statements, &here, b"k").await.unwrap();
+    let due = D::due_letter(&mut conn, statements, "replayed").await.unwrap().unwrap();
+    assert_eq!((due.id, due.offset, due.parked), (first, 7, true));
+    assert_eq!(D::count_replay(&mut conn, statements, first).await.unwrap(), Some(1));
+    D::refuse_replay(&mut conn, statements, &here, &due, "again").await.unwrap();
+    let again = D::due_letter(&mut conn, statements, "replayed").await.unwrap();
+    assert!(again.is_none(), "the order is taken back");
+    D::release_next(&mut conn, statements, &here, b"k").await.unwrap();
+    let due = D::due_letter(&mut conn, statements, "replayed").await.unwrap().unwrap();
+    assert_eq!(due.attempts, 4);
+    assert!(D::take_letter(&mut conn, statements, first).await.unwrap());
+    assert!(!D::take_letter(&mut conn, statements, first).await.unwrap(), "once");
+    D::release_next(&mut conn, statements, &here, b"k").await.unwrap();
+    let due = D::due_letter(&mut conn, statements, "replayed").await.unwrap().unwrap();
+    assert_eq!(due.offset, 8);
+    assert!(D::take_letter(&mut conn, statements, due.id).await.unwrap());
+    let blocked = D::blocked(&mut conn, statements, &here, &[b"k"]).await.unwrap();
+    assert_eq!(blocked.len(), 1);
+    D::release_next(&mut conn, statements, &here, b"k").await.unwrap();
+    let blocked = D::blocked(&mut conn, statements, &here, &[b"k"]).await.unwrap();
+    assert!(blocked.is_empty(), "the key is free with the last one");
 }
 
 async fn savepoints<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {

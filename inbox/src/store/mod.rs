@@ -46,6 +46,16 @@ pub struct Statements {
     trip: Arc<str>,
     tripped: Arc<str>,
     accept: Arc<str>,
+    due_letter: Arc<str>,
+    count_replay: Arc<str>,
+    take_letter: Arc<str>,
+    first_parked: Arc<str>,
+    release_next: Arc<str>,
+    unblock: Arc<str>,
+    pages: Arc<str>,
+    refuse_letter: Arc<str>,
+    refuse_key: Arc<str>,
+    sweep: Arc<str>,
 }
 
 impl Statements {
@@ -90,6 +100,16 @@ impl Statements {
             trip: fill(templates.trip),
             tripped: fill(templates.tripped),
             accept: fill(templates.accept),
+            due_letter: fill(templates.due_letter),
+            count_replay: fill(templates.count_replay),
+            take_letter: fill(templates.take_letter),
+            first_parked: fill(templates.first_parked),
+            release_next: fill(templates.release_next),
+            unblock: fill(templates.unblock),
+            pages: fill(templates.pages),
+            refuse_letter: fill(templates.refuse_letter),
+            refuse_key: fill(templates.refuse_key),
+            sweep: fill(templates.sweep),
         }
     }
 }
@@ -115,6 +135,16 @@ struct Templates {
     trip: &'static str,
     tripped: &'static str,
     accept: &'static str,
+    due_letter: &'static str,
+    count_replay: &'static str,
+    take_letter: &'static str,
+    first_parked: &'static str,
+    release_next: &'static str,
+    unblock: &'static str,
+    pages: &'static str,
+    refuse_letter: &'static str,
+    refuse_key: &'static str,
+    sweep: &'static str,
 }
 
 /// A query over text that was built by [`Statements::new`]: the only place where run-time SQL is declared safe.
@@ -147,6 +177,33 @@ pub struct DeadLetter<'a> {
     pub timestamp_ms: Option<i64>,
     /// Microseconds since the Unix epoch.
     pub first_failed_at: Option<i64>,
+}
+
+/// A dead letter or a parked message, as it is read for a replay.
+#[derive(Clone, Debug)]
+pub struct Letter {
+    /// Its row.
+    pub id: i64,
+    /// The message's id.
+    pub message_id: Uuid,
+    /// Topic.
+    pub topic: String,
+    /// Partition of the topic.
+    pub partition: i32,
+    /// Offset of the record.
+    pub offset: i64,
+    /// Key.
+    pub key: Option<Vec<u8>>,
+    /// Payload.
+    pub payload: Option<Vec<u8>>,
+    /// Encoded header list.
+    pub headers: Vec<u8>,
+    /// How often it was tried.
+    pub attempts: i32,
+    /// It waits for its key.
+    pub parked: bool,
+    /// Kafka's timestamp of the record, milliseconds.
+    pub timestamp_ms: Option<i64>,
 }
 
 /// A row of the record of what was consumed.
@@ -286,6 +343,52 @@ pub trait Store: sqlx::Database {
         from: i64,
     ) -> impl Future<Output = Result<BTreeMap<i64, Attempt>, sqlx::Error>> + Send;
 
+    /// The next letter whose replay is ordered and due.
+    fn due_letter(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+    ) -> impl Future<Output = Result<Option<Letter>, sqlx::Error>> + Send;
+
+    /// Counts a replay before it begins. `None`: there is no letter or no order any more.
+    fn count_replay(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        id: i64,
+    ) -> impl Future<Output = Result<Option<i32>, sqlx::Error>> + Send;
+
+    /// Deletes a letter whose replay is ordered: the licence to handle it. `false`: somebody else has it.
+    fn take_letter(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        id: i64,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// The first parked message of a key.
+    fn first_parked(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        name: &[u8],
+    ) -> impl Future<Output = Result<Option<i64>, sqlx::Error>> + Send;
+
+    /// Passes the order on to the next parked message of a key; the key is free when there is none.
+    fn release_next(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        name: &[u8],
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Takes an order back, for a parked message that of its whole key, and writes down why.
+    fn refuse_replay(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        letter: &Letter,
+        error: &str,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
     /// Writes rows of the record.
     fn record(
         conn: &mut Self::Connection,
@@ -301,6 +404,16 @@ pub trait Store: sqlx::Database {
         key: &Key,
         ids: &[Uuid],
     ) -> impl Future<Output = Result<Option<(Known, Vec<Uuid>)>, sqlx::Error>> + Send;
+
+    /// Deletes marks that are older than the window, a chunk at a time: those of this consumer in this chunk of the table.
+    /// Returns the next chunk, `None` behind the last one.
+    fn sweep(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+        window: Duration,
+        chunk: i64,
+    ) -> impl Future<Output = Result<(u64, Option<i64>), sqlx::Error>> + Send;
 
     /// Writes down that a consumer stopped because many messages failed in a row.
     fn trip(
@@ -475,6 +588,119 @@ macro_rules! implement_statements {
                 .bind(&*key.topic)
                 .bind(key.partition)
                 .bind(offset)
+                .execute(conn)
+                .await
+                .map(drop)
+        }
+
+        async fn due_letter(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            consumer: &str,
+        ) -> Result<Option<$crate::store::Letter>, sqlx::Error> {
+            let row = $crate::store::sql::<$db>(&statements.due_letter)
+                .bind(consumer)
+                .fetch_optional(conn)
+                .await?;
+            let Some(row) = row else { return Ok(None) };
+            use sqlx::Row as _;
+            Ok(Some($crate::store::Letter {
+                id: row.try_get(0)?,
+                message_id: row.try_get(1)?,
+                topic: row.try_get(2)?,
+                partition: row.try_get(3)?,
+                offset: row.try_get(4)?,
+                key: row.try_get(5)?,
+                payload: row.try_get(6)?,
+                headers: row.try_get(7)?,
+                attempts: row.try_get(8)?,
+                parked: row.try_get(9)?,
+                timestamp_ms: row.try_get(10)?,
+            }))
+        }
+
+        async fn count_replay(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            id: i64,
+        ) -> Result<Option<i32>, sqlx::Error> {
+            let row = $crate::store::sql::<$db>(&statements.count_replay)
+                .bind(id)
+                .fetch_optional(conn)
+                .await?;
+            row.map(|row| sqlx::Row::try_get(&row, 0)).transpose()
+        }
+
+        async fn take_letter(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            id: i64,
+        ) -> Result<bool, sqlx::Error> {
+            let done = $crate::store::sql::<$db>(&statements.take_letter)
+                .bind(id)
+                .execute(conn)
+                .await?;
+            Ok(done.rows_affected() == 1)
+        }
+
+        async fn first_parked(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            key: &$crate::position::Key,
+            name: &[u8],
+        ) -> Result<Option<i64>, sqlx::Error> {
+            let row = $crate::store::sql::<$db>(&statements.first_parked)
+                .bind(&*key.consumer)
+                .bind(&*key.topic)
+                .bind(name)
+                .fetch_optional(conn)
+                .await?;
+            row.map(|row| sqlx::Row::try_get(&row, 0)).transpose()
+        }
+
+        async fn release_next(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            key: &$crate::position::Key,
+            name: &[u8],
+        ) -> Result<(), sqlx::Error> {
+            let done = $crate::store::sql::<$db>(&statements.release_next)
+                .bind(&*key.consumer)
+                .bind(&*key.topic)
+                .bind(name)
+                .execute(&mut *conn)
+                .await?;
+            if done.rows_affected() > 0 {
+                return Ok(());
+            }
+            $crate::store::sql::<$db>(&statements.unblock)
+                .bind(&*key.consumer)
+                .bind(&*key.topic)
+                .bind(name)
+                .execute(conn)
+                .await
+                .map(drop)
+        }
+
+        async fn refuse_replay(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            key: &$crate::position::Key,
+            letter: &$crate::store::Letter,
+            error: &str,
+        ) -> Result<(), sqlx::Error> {
+            $crate::store::sql::<$db>(&statements.refuse_letter)
+                .bind(letter.id)
+                .bind(error)
+                .execute(&mut *conn)
+                .await?;
+            let Some(name) = letter.key.as_deref().filter(|_| letter.parked) else {
+                return Ok(());
+            };
+            $crate::store::sql::<$db>(&statements.refuse_key)
+                .bind(&*key.consumer)
+                .bind(&*key.topic)
+                .bind(name)
                 .execute(conn)
                 .await
                 .map(drop)

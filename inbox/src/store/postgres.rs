@@ -56,7 +56,29 @@ const SQL: Templates = Templates {
     trip: "INSERT INTO {breaker} (consumer, topic, failures, error) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
     tripped: "SELECT failures, error FROM {breaker} WHERE consumer = $1 AND topic = $2",
     accept: "DELETE FROM {breaker} WHERE consumer = $1",
+    due_letter: "SELECT id, message_id, topic, partition, record_offset, key, payload, headers, attempts, parked, \
+                 record_timestamp FROM {dead_letter} AS d WHERE consumer = $1 AND replay_at <= clock_timestamp() \
+                 AND NOT (parked AND EXISTS (SELECT 1 FROM {dead_letter} AS e WHERE e.consumer = d.consumer AND e.topic = d.topic \
+                 AND e.key = d.key AND e.parked AND (e.partition, e.record_offset) < (d.partition, d.record_offset))) \
+                 ORDER BY replay_at, id LIMIT 1",
+    count_replay: "UPDATE {dead_letter} SET replays = replays + 1 WHERE id = $1 AND replay_at IS NOT NULL RETURNING replays",
+    take_letter: "DELETE FROM {dead_letter} WHERE id = $1 AND replay_at IS NOT NULL",
+    first_parked: "SELECT id FROM {dead_letter} WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked \
+                   ORDER BY partition, record_offset LIMIT 1",
+    release_next: "UPDATE {dead_letter} SET replay_at = coalesce(replay_at, clock_timestamp()) WHERE id = \
+                   (SELECT id FROM {dead_letter} WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked \
+                   ORDER BY partition, record_offset LIMIT 1)",
+    pages: "SELECT pg_relation_size('{inbox}') / current_setting('block_size')::bigint",
+    unblock: "DELETE FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = $3",
+    refuse_letter: "UPDATE {dead_letter} SET replay_at = NULL, error = $2, attempts = attempts + 1 WHERE id = $1",
+    refuse_key: "UPDATE {dead_letter} SET replay_at = NULL WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked",
+    // Through the table by its pages: no index, no scan that begins at deleted rows, and each chunk costs the same.
+    sweep: "DELETE FROM {inbox} WHERE ctid >= format('(%s,0)', $3)::tid AND ctid < format('(%s,0)', $3 + 256)::tid \
+            AND consumer = $1 AND seen_at < clock_timestamp() - $2 * interval '1 second'",
 };
+
+/// Pages of 8 KiB that are swept at a time: some 20 000 marks.
+const CHUNK: i64 = 256;
 
 impl Store for Postgres {
     const IN_PROCESS: bool = false;
@@ -149,6 +171,24 @@ impl Store for Postgres {
             .execute(conn)
             .await
             .map(drop)
+    }
+
+    async fn sweep(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+        window: Duration,
+        chunk: i64,
+    ) -> Result<(u64, Option<i64>), sqlx::Error> {
+        let done = sql::<Self>(&statements.sweep)
+            .bind(consumer)
+            .bind(i64::try_from(window.as_secs()).unwrap_or(i64::MAX))
+            .bind(chunk * CHUNK)
+            .execute(&mut *conn)
+            .await?;
+        let pages: i64 = sql::<Self>(&statements.pages).fetch_one(conn).await?.try_get(0)?;
+        let next = (chunk + 1) * CHUNK < pages;
+        Ok((done.rows_affected(), next.then_some(chunk + 1)))
     }
 
     async fn known(

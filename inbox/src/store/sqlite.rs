@@ -58,6 +58,25 @@ const SQL: Templates = Templates {
     trip: "INSERT INTO {breaker} (consumer, topic, failures, error) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
     tripped: "SELECT failures, error FROM {breaker} WHERE consumer = $1 AND topic = $2",
     accept: "DELETE FROM {breaker} WHERE consumer = $1",
+    due_letter: "SELECT id, message_id, topic, partition, record_offset, key, payload, headers, attempts, parked, \
+                 record_timestamp FROM {dead_letter} AS d WHERE consumer = $1 AND replay_at <= CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 \
+                 AND NOT (parked AND EXISTS (SELECT 1 FROM {dead_letter} AS e WHERE e.consumer = d.consumer AND e.topic = d.topic \
+                 AND e.key = d.key AND e.parked AND (e.partition, e.record_offset) < (d.partition, d.record_offset))) \
+                 ORDER BY replay_at, id LIMIT 1",
+    count_replay: "UPDATE {dead_letter} SET replays = replays + 1 WHERE id = $1 AND replay_at IS NOT NULL RETURNING replays",
+    take_letter: "DELETE FROM {dead_letter} WHERE id = $1 AND replay_at IS NOT NULL",
+    first_parked: "SELECT id FROM {dead_letter} WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked \
+                   ORDER BY partition, record_offset LIMIT 1",
+    release_next: "UPDATE {dead_letter} SET replay_at = coalesce(replay_at, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000) WHERE id = \
+                   (SELECT id FROM {dead_letter} WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked \
+                   ORDER BY partition, record_offset LIMIT 1)",
+    pages: "SELECT 0",
+    unblock: "DELETE FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = $3",
+    refuse_letter: "UPDATE {dead_letter} SET replay_at = NULL, error = $2, attempts = attempts + 1 WHERE id = $1",
+    refuse_key: "UPDATE {dead_letter} SET replay_at = NULL WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked",
+    sweep: "DELETE FROM {inbox} WHERE consumer = $1 AND message_id IN (SELECT message_id FROM {inbox} WHERE consumer = $1 \
+            AND seen_at < CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 - $2 * 1000000 \
+            ORDER BY seen_at LIMIT 1000)",
 };
 
 impl Store for Sqlite {
@@ -142,6 +161,23 @@ impl Store for Sqlite {
                 .await?;
         }
         Ok(())
+    }
+
+    async fn sweep(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+        window: Duration,
+        chunk: i64,
+    ) -> Result<(u64, Option<i64>), sqlx::Error> {
+        let done = sql::<Self>(&statements.sweep)
+            .bind(consumer)
+            .bind(i64::try_from(window.as_secs()).unwrap_or(i64::MAX))
+            .execute(conn)
+            .await?;
+        // By an index, the oldest first: behind the last one are none.
+        let next = done.rows_affected() > 0;
+        Ok((done.rows_affected(), next.then_some(chunk + 1)))
     }
 
     async fn known(

@@ -55,6 +55,8 @@ pub(crate) struct Settings {
     /// So many failures in a row are an outage.
     pub(crate) breaker: Option<u32>,
     pub(crate) shutdown_grace: Duration,
+    /// How long marks are kept; `None`: for ever, or there are none.
+    pub(crate) window: Option<Duration>,
 }
 
 type Id = (Arc<str>, i32);
@@ -113,9 +115,11 @@ pub(crate) async fn work<D: InboxStore, F: Feed + Send + 'static>(
             let _ = gone.send(());
         })
         .map_err(|_| Error::Thread)?;
+    let processor = Arc::new(processor);
+    let chores = chores(&processor, &settings, &shutdown);
     let worker = Worker {
         breaker: Breaker::new(settings.breaker),
-        processor: Arc::new(processor),
+        processor,
         settings,
         shutdown,
         stats,
@@ -131,9 +135,28 @@ pub(crate) async fn work<D: InboxStore, F: Feed + Send + 'static>(
         reassign: false,
     };
     let result = worker.run().await;
+    // A replay that is dropped is rolled back: its letter and its order stay.
+    drop(chores);
     // The worker's channels are closed: the thread commits the offsets and leaves the group.
     let left = left.await;
     result.and(left.map_err(|_| Error::Thread))
+}
+
+/// What is done beside the partitions: ordered replays, and the clean-up of the marks.
+fn chores<D: InboxStore>(
+    processor: &Arc<Processor<D>>,
+    settings: &Settings,
+    shutdown: &CancellationToken,
+) -> JoinSet<()> {
+    let mut chores = JoinSet::new();
+    let consumer = &settings.consumer;
+    let replay = Arc::clone(processor).replay_orders(Arc::clone(consumer), shutdown.clone());
+    chores.spawn(replay);
+    if let Some(window) = settings.window {
+        let processor = Arc::clone(processor);
+        chores.spawn(processor.sweep_marks(Arc::clone(consumer), window, shutdown.clone()));
+    }
+    chores
 }
 
 impl<D: InboxStore> Worker<D> {

@@ -192,6 +192,7 @@ impl Bench {
             connections: 3,
             breaker: options.breaker,
             shutdown_grace: Duration::from_secs(5),
+            window: None,
         };
         let worker = work(feed, processor, settings, stop.clone(), stats.clone());
         Running {

@@ -109,3 +109,31 @@ async fn g5_a_hint_that_outlives_a_restored_database_skips_nothing() {
     worker.stop().await.unwrap();
     assert_eq!(bench.effects().await.len(), 10);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g5_a_hint_skips_nothing_while_the_position_is_another() {
+    // Another process has the partition: what is skipped here would never reach the position, and nobody would notice.
+    let bench = Bench::new(1).await;
+    let id = Uuid::now_v7();
+    bench.kafka.append(0, id, "once");
+    let worker = bench.start(
+        &[0],
+        Options {
+            hint: Some(Arc::new(Liar::default())),
+            check_interval: Duration::from_secs(60),
+            ..Options::default()
+        },
+    );
+    bench.settled(0, 1).await;
+    sqlx::query("UPDATE oncebox_position SET owner = $1")
+        .bind(Uuid::now_v7())
+        .execute(&bench.pool)
+        .await
+        .unwrap();
+    bench.kafka.append(0, id, "twice");
+    // It takes the partition again instead of going on.
+    until(async || worker.stats.ownership() == 2).await;
+    bench.settled(0, 2).await;
+    worker.stop().await.unwrap();
+    assert_eq!(bench.effects().await, ["once"]);
+}

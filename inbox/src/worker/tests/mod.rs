@@ -10,3 +10,4 @@ mod lanes;
 mod memory_kafka;
 mod once;
 mod positions;
+mod replays;
