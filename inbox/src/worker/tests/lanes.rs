@@ -422,7 +422,8 @@ async fn g8_many_failures_in_a_row_stop_the_consumer_instead_of_filling_the_dead
         ..many()
     };
     let worker = bench.start(&[0], options);
-    let error = worker.ended().await.unwrap_err();
+    let ended = tokio::time::timeout(Duration::from_secs(10), worker.ended());
+    let error = ended.await.expect("the consumer stops").unwrap_err();
     assert!(
         matches!(&error, Error::Breaker { failures: 5, .. }) && error.is_stop(),
         "{error}"
