@@ -132,8 +132,7 @@ async fn g5_a_hint_skips_nothing_while_the_position_is_another() {
         .unwrap();
     bench.kafka.append(0, id, "twice");
     // It takes the partition again instead of going on.
-    until(async || worker.stats.ownership() == 2).await;
-    bench.settled(0, 2).await;
+    until(async || worker.stats.ownership() == 2 && worker.stats.duplicates() == 1).await;
     worker.stop().await.unwrap();
     assert_eq!(bench.effects().await, ["once"]);
 }

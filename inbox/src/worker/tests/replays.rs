@@ -52,7 +52,7 @@ async fn g8_a_replayed_letter_has_its_effect_once_however_many_consumers_there_a
     // In vain: the letters stay, and the order is taken back.
     order(&bench, "record_offset = 0").await;
     until(async || {
-        let vain = bench.count("SELECT count(*) FROM oncebox_dead_letter WHERE replays = 1 AND replay_at IS NULL AND attempts = 2");
+        let vain = bench.count("SELECT count(*) FROM oncebox_dead_letter WHERE replays > 0 AND replay_at IS NULL AND attempts > 1");
         vain.await == 1
     })
     .await;
