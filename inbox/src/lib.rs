@@ -97,15 +97,19 @@
 //! Counters: see [`Stats`].
 
 mod classify;
+pub mod dead;
 mod delivery;
 mod error;
 mod feed;
 mod foreign;
 mod handler;
 mod inbox;
+pub mod operator;
 mod partition;
 mod position;
 mod process;
+pub mod reconcile;
+pub mod record;
 pub mod resume;
 mod retry;
 #[cfg(test)]
