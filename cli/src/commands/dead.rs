@@ -136,15 +136,9 @@ fn full(letter: &Letter) -> String {
     let order = listed.replay_at.map_or("not ordered".to_owned(), |at| {
         format!("ordered for {}", when::text(at))
     });
-    let _ = writeln!(
-        out,
-        "replay     {order}, {} times in vain",
-        listed.replays
-    );
+    let _ = writeln!(out, "replay     {order}, {} times in vain", listed.replays);
     for (name, content) in &letter.headers {
-        let content = content
-            .as_deref()
-            .map_or("(null)".to_owned(), bytes::text);
+        let content = content.as_deref().map_or("(null)".to_owned(), bytes::text);
         let _ = writeln!(out, "header     {name}: {content}");
     }
     if let Some(problem) = &letter.headers_damaged {

@@ -120,7 +120,8 @@ async fn partitions<D: OperatorStore>(
             .map_err(|e| failure(&e))?;
         if args.json {
             let left = ahead.left.iter();
-            let left = left.map(|(day, why)| json!({ "day": day.to_string(), "why": why.to_string() }));
+            let left =
+                left.map(|(day, why)| json!({ "day": day.to_string(), "why": why.to_string() }));
             let json = json!({
                 "applied": true,
                 "partitioned": ahead.partitioned,
@@ -182,7 +183,10 @@ fn days(days: &[time::Date]) -> Vec<String> {
 
 fn line(row: &Row) -> String {
     let business = row.business_id.as_deref().unwrap_or("-");
-    let error = row.error.as_deref().map_or(String::new(), |e| format!(": {e}"));
+    let error = row
+        .error
+        .as_deref()
+        .map_or(String::new(), |e| format!(": {e}"));
     format!(
         "{:<6} {} {} {}[{}]@{} {} {business} {} attempts, {:.1?}{error}",
         row.status.as_str(),

@@ -12,7 +12,8 @@ use crate::config::ConfigError;
 pub(crate) fn time(flag: &str, text: Option<&str>) -> Result<Option<OffsetDateTime>, ConfigError> {
     let Some(text) = text else { return Ok(None) };
     if let Ok(ago) = humantime::parse_duration(text) {
-        let at = OffsetDateTime::now_utc().checked_sub(ago.try_into().unwrap_or(time::Duration::MAX));
+        let at =
+            OffsetDateTime::now_utc().checked_sub(ago.try_into().unwrap_or(time::Duration::MAX));
         return at.map(Some).ok_or_else(|| wrong(flag, text));
     }
     OffsetDateTime::parse(text, &Rfc3339)
@@ -28,8 +29,11 @@ fn wrong(flag: &str, text: &str) -> ConfigError {
 
 /// A duration with its unit.
 pub(crate) fn duration(flag: &str, text: &str) -> Result<Duration, ConfigError> {
-    humantime::parse_duration(text)
-        .map_err(|e| ConfigError::Value(format!("flag {flag}: {text:?}: {e}; for example 60s, 10min")))
+    humantime::parse_duration(text).map_err(|e| {
+        ConfigError::Value(format!(
+            "flag {flag}: {text:?}: {e}; for example 60s, 10min"
+        ))
+    })
 }
 
 /// As it is printed.
@@ -40,7 +44,9 @@ pub(crate) fn text(at: OffsetDateTime) -> String {
 
 /// As it stands in JSON.
 pub(crate) fn value(at: Option<OffsetDateTime>) -> Value {
-    at.map_or(Value::Null, |at| json!(at.format(&Rfc3339).unwrap_or_default()))
+    at.map_or(Value::Null, |at| {
+        json!(at.format(&Rfc3339).unwrap_or_default())
+    })
 }
 
 #[cfg(test)]
@@ -49,7 +55,9 @@ mod tests {
 
     #[test]
     fn a_time_is_a_time_or_how_long_ago() {
-        let at = time("--since", Some("2026-11-29T20:00:00Z")).unwrap().unwrap();
+        let at = time("--since", Some("2026-11-29T20:00:00Z"))
+            .unwrap()
+            .unwrap();
         assert_eq!(text(at), "2026-11-29T20:00:00Z");
         let ago = time("--since", Some("2h")).unwrap().unwrap();
         let seconds = (OffsetDateTime::now_utc() - ago).whole_seconds();

@@ -69,7 +69,12 @@ async fn g8_pages_are_stable_while_letters_come_and_go<D: OperatorStore>(pool: &
             }
             // One that was shown goes, and a new one comes.
             let gone = seen[0];
-            run(pool, "DELETE FROM {dead_letter} WHERE id = ?", vec![Value::Int(gone)]).await;
+            run(
+                pool,
+                "DELETE FROM {dead_letter} WHERE id = ?",
+                vec![Value::Int(gone)],
+            )
+            .await;
             offset += 1;
             let new = letter(pool, 1, offset, None, false).await;
             if direction == Direction::Oldest {
@@ -86,7 +91,10 @@ async fn g8_pages_are_stable_while_letters_come_and_go<D: OperatorStore>(pool: &
             assert_eq!(seen, expected, "nothing is skipped and nothing comes twice");
         }
     }
-    let page = letters.list(&all(), Direction::Newest, None, 0).await.unwrap();
+    let page = letters
+        .list(&all(), Direction::Newest, None, 0)
+        .await
+        .unwrap();
     assert!(page.letters.is_empty());
 }
 
@@ -129,16 +137,67 @@ async fn g8_every_condition_of_a_filter_holds<D: OperatorStore>(pool: &Pool<D>) 
         }
     }
     for (filter, expected) in [
-        (Filter { consumer: Some("other".into()), ..all() }, 0),
-        (Filter { consumer: Some("inventory".into()), ..all() }, 2),
-        (Filter { since: Some(shown.failed_at), ..all() }, 2),
-        (Filter { since: Some(shown.failed_at + Duration::from_secs(60)), ..all() }, 0),
-        (Filter { until: Some(shown.failed_at), ..all() }, 0),
-        (Filter { until: Some(other.failed_at + Duration::from_secs(60)), ..all() }, 2),
-        (Filter { error: Some("OF 1 IS".into()), ..all() }, 0),
-        (Filter { error: Some("' OR 1=1 --".into()), ..all() }, 0),
+        (
+            Filter {
+                consumer: Some("other".into()),
+                ..all()
+            },
+            0,
+        ),
+        (
+            Filter {
+                consumer: Some("inventory".into()),
+                ..all()
+            },
+            2,
+        ),
+        (
+            Filter {
+                since: Some(shown.failed_at),
+                ..all()
+            },
+            2,
+        ),
+        (
+            Filter {
+                since: Some(shown.failed_at + Duration::from_secs(60)),
+                ..all()
+            },
+            0,
+        ),
+        (
+            Filter {
+                until: Some(shown.failed_at),
+                ..all()
+            },
+            0,
+        ),
+        (
+            Filter {
+                until: Some(other.failed_at + Duration::from_secs(60)),
+                ..all()
+            },
+            2,
+        ),
+        (
+            Filter {
+                error: Some("OF 1 IS".into()),
+                ..all()
+            },
+            0,
+        ),
+        (
+            Filter {
+                error: Some("' OR 1=1 --".into()),
+                ..all()
+            },
+            0,
+        ),
     ] {
-        let page = letters.list(&filter, Direction::Newest, None, 10).await.unwrap();
+        let page = letters
+            .list(&filter, Direction::Newest, None, 10)
+            .await
+            .unwrap();
         assert_eq!(page.letters.len(), expected, "{filter:?}");
     }
 }
@@ -171,7 +230,10 @@ async fn g8_a_letter_is_shown_in_full<D: OperatorStore>(pool: &Pool<D>) {
     let damaged = letters.show(id).await.unwrap().unwrap();
     assert_eq!(damaged.headers.len(), 1, "what can be read is shown");
     assert!(damaged.headers_damaged.unwrap().contains("ends inside"));
-    assert_eq!((damaged.payload, damaged.listed.payload_bytes), (None, None));
+    assert_eq!(
+        (damaged.payload, damaged.listed.payload_bytes),
+        (None, None)
+    );
     let timestamp = damaged.listed.record_timestamp.unwrap();
     assert_eq!(operator::micros(timestamp), 1_795_983_713_123_000);
     assert_eq!(letters.show(id + 1).await.unwrap(), None);
@@ -228,7 +290,10 @@ async fn g8_a_rate_spreads_the_letters_in_offset_order<D: OperatorStore>(pool: &
     );
 
     let done = letters.replay(&all(), &replay).await.unwrap();
-    assert_eq!((done.letters, done.applied, done.busy), (ids.clone(), true, 0));
+    assert_eq!(
+        (done.letters, done.applied, done.busy),
+        (ids.clone(), true, 0)
+    );
     let times = times(&letters).await;
     let at = |id: i64| times.iter().find(|(i, _)| *i == id).unwrap().1.unwrap();
     let begin = at(ids[0]);
@@ -246,7 +311,10 @@ async fn g8_an_order_changes_nothing_for_what_is_ordered<D: OperatorStore>(pool:
     assert_eq!(once.letters.len(), 1);
     let before = times(&letters).await;
     letter(pool, 0, 2, None, false).await;
-    let plan = letters.plan_replay(&all(), &Replay::default()).await.unwrap();
+    let plan = letters
+        .plan_replay(&all(), &Replay::default())
+        .await
+        .unwrap();
     assert_eq!((plan.letters.len(), plan.ordered_before), (1, 1));
     let again = letters.replay(&all(), &Replay::default()).await.unwrap();
     assert_eq!((again.letters.len(), again.ordered_before), (1, 1));
@@ -276,7 +344,10 @@ async fn g8_letters_that_were_replayed_in_vain_are_refused<D: OperatorStore>(poo
     )
     .await;
     let letters = Letters::new(pool.clone());
-    let plan = letters.plan_replay(&all(), &Replay::default()).await.unwrap();
+    let plan = letters
+        .plan_replay(&all(), &Replay::default())
+        .await
+        .unwrap();
     assert_eq!(
         (plan.letters.len(), plan.refused),
         (2, 3),
@@ -317,9 +388,15 @@ async fn g8_a_blocked_key_is_ordered_as_a_whole<D: OperatorStore>(pool: &Pool<D>
     let share = &plan.shares[0];
     assert_eq!((share.letters, share.keys, share.drawn_in), (3, 1, 2));
     assert!(plan.to_string().contains("orders all of them"), "{plan}");
-    let done = letters.replay(&one(second), &Replay::default()).await.unwrap();
+    let done = letters
+        .replay(&one(second), &Replay::default())
+        .await
+        .unwrap();
     assert_eq!(done.letters, plan.letters);
-    let done = letters.replay(&one(keyless), &Replay::default()).await.unwrap();
+    let done = letters
+        .replay(&one(keyless), &Replay::default())
+        .await
+        .unwrap();
     assert_eq!(done.letters, [keyless], "without a key it stands alone");
     let taken = letters.cancel(&one(second)).await.unwrap();
     assert_eq!(taken.letters, plan.letters, "and taken back as a whole");
@@ -360,7 +437,10 @@ async fn g8_orders_are_taken_back<D: OperatorStore>(pool: &Pool<D>) {
     letters.replay(&two, &Replay::default()).await.unwrap();
     let plan = letters.plan_cancel(&all()).await.unwrap();
     assert_eq!(plan.letters, [first, second]);
-    assert_eq!(times(&letters).await.iter().flat_map(|(_, at)| at).count(), 2);
+    assert_eq!(
+        times(&letters).await.iter().flat_map(|(_, at)| at).count(),
+        2
+    );
     let taken = letters.cancel(&all()).await.unwrap();
     assert_eq!((taken.letters, taken.applied), (vec![first, second], true));
     assert!(times(&letters).await.iter().all(|(_, at)| at.is_none()));
@@ -406,7 +486,10 @@ async fn g8_what_is_discarded_is_gone_and_nothing_else<D: OperatorStore>(pool: &
         ..all()
     };
     let plan = letters.plan_discard(&of_two).await.unwrap();
-    assert_eq!((plan.dead.len(), plan.parked.len(), plan.applied), (1, 0, false));
+    assert_eq!(
+        (plan.dead.len(), plan.parked.len(), plan.applied),
+        (1, 0, false)
+    );
     assert_eq!(times(&letters).await.len(), 6, "a plan changes nothing");
     let done = letters.discard(&of_two).await.unwrap();
     assert_eq!((done.deleted, done.busy, done.applied), (1, 0, true));
@@ -435,9 +518,15 @@ async fn g8_the_last_parked_letter_unblocks_its_key<D: OperatorStore>(pool: &Poo
             ..all()
         };
         let plan = letters.plan_discard(&one).await.unwrap();
-        assert_eq!((plan.unblocked, plan.still_blocked), (unblocked, still_blocked));
+        assert_eq!(
+            (plan.unblocked, plan.still_blocked),
+            (unblocked, still_blocked)
+        );
         let done = letters.discard(&one).await.unwrap();
-        assert_eq!((done.unblocked, done.still_blocked), (unblocked, still_blocked));
+        assert_eq!(
+            (done.unblocked, done.still_blocked),
+            (unblocked, still_blocked)
+        );
         assert_eq!((done.deleted, blocked(pool).await), (1, keys));
     }
 }
@@ -498,7 +587,11 @@ async fn g8_two_operators_discard_without_an_error<D: OperatorStore>(pool: &Pool
     assert_eq!(a.deleted + b.deleted, 100, "each letter once");
     assert_eq!(a.unblocked + b.unblocked, 5, "each key once");
     assert_eq!(blocked(pool).await, 0);
-    let left: HashSet<i64> = times(&letters).await.into_iter().map(|(id, _)| id).collect();
+    let left: HashSet<i64> = times(&letters)
+        .await
+        .into_iter()
+        .map(|(id, _)| id)
+        .collect();
     assert!(left.is_empty());
 }
 

@@ -133,7 +133,8 @@ impl<D: OperatorStore> Letters<D> {
         let freed = if left {
             0
         } else {
-            let text = "DELETE FROM {blocked_key} WHERE consumer = {c} AND topic = {t} AND key = {k}";
+            let text =
+                "DELETE FROM {blocked_key} WHERE consumer = {c} AND topic = {t} AND key = {k}";
             D::change(&mut tx, self.of_key(text, key)).await?
         };
         tx.commit().await?;
@@ -174,11 +175,7 @@ impl<D: OperatorStore> Letters<D> {
         sql
     }
 
-    async fn meant(
-        &self,
-        conn: &mut D::Connection,
-        filter: &Filter,
-    ) -> Result<Meant, sqlx::Error> {
+    async fn meant(&self, conn: &mut D::Connection, filter: &Filter) -> Result<Meant, sqlx::Error> {
         let mut meant = Meant::default();
         let mut sql = self.select("id");
         filter.push::<D>(&mut sql);

@@ -34,36 +34,20 @@ mod postgres;
 mod rate;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod texts;
 
 use oncebox_migrations::Names;
 use sqlx::Pool;
 
 use crate::error::Error;
-use crate::operator::{self, Ask, OperatorStore, Sql, Value, tables};
+use crate::operator::{self, OperatorStore, Sql, Value, tables};
 
 pub use filter::{Direction, Filter, Kind};
 pub use letter::{Group, Letter, Listed, Page};
 pub use order::{LOOPS, Replay};
 pub use plan::{CancelPlan, DiscardPlan, ReplayPlan, Share};
 pub use rate::{Rate, UnknownRate};
-
-/// The texts of one database; `{where}` is the filter, `{verdicts}` the common beginning of an order's statements.
-#[derive(Debug)]
-pub struct Templates {
-    contains: &'static str,
-    columns: &'static str,
-    groups: &'static str,
-    order: &'static str,
-    cancel: &'static str,
-    lock_key: &'static str,
-    delete_dead: &'static str,
-}
-
-/// The SQL of the dead letters in one database.
-pub trait Texts: Ask {
-    /// The texts.
-    const LETTERS: Templates;
-}
+pub(crate) use texts::{Templates, Texts};
 
 /// The dead and parked letters of one database.
 #[derive(Clone, Debug)]

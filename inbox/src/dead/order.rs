@@ -220,7 +220,9 @@ fn of_verdict(shares: Vec<(String, Share)>, wanted: &str) -> Vec<Share> {
 }
 
 pub(super) fn ids<D: OperatorStore>(rows: &[D::Row]) -> Result<Vec<i64>, sqlx::Error> {
-    rows.iter().map(|row| Columns::<D>::new(row).int()).collect()
+    rows.iter()
+        .map(|row| Columns::<D>::new(row).int())
+        .collect()
 }
 
 /// What was done in the order of the plan, and how many of the plan were not.
@@ -245,9 +247,6 @@ mod tests {
 
     #[test]
     fn what_was_done_keeps_the_order_of_the_plan() {
-        assert_eq!(
-            meet(&[3, 1, 2], vec![9, 2, 8, 3]),
-            (vec![3, 2, 8, 9], 1)
-        );
+        assert_eq!(meet(&[3, 1, 2], vec![9, 2, 8, 3]), (vec![3, 2, 8, 9], 1));
     }
 }

@@ -5,7 +5,7 @@ use sqlx::error::BoxDynError;
 use sqlx::postgres::PgArguments;
 use sqlx::{Arguments as _, Postgres, Row as _};
 
-use super::{Ask, Value, implement_ask};
+use super::ask::{Ask, Value, implement_ask};
 
 impl Ask for Postgres {
     const DIALECT: Dialect = Dialect::Postgres;

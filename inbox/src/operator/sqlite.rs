@@ -5,7 +5,7 @@ use sqlx::error::BoxDynError;
 use sqlx::sqlite::SqliteArguments;
 use sqlx::{Arguments as _, Row as _, Sqlite};
 
-use super::{Ask, Value, implement_ask};
+use super::ask::{Ask, Value, implement_ask};
 
 impl Ask for Sqlite {
     const DIALECT: Dialect = Dialect::Sqlite;

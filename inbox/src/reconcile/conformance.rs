@@ -86,8 +86,15 @@ async fn enqueue<A: OperatorStore>(pool: &Pool<A>, id: Uuid, topic: &str, at: Of
 }
 
 async fn confirm<A: OperatorStore>(pool: &Pool<A>, high: i64, gaps: &str) {
-    let text = format!("v1 seq=1 epoch=1 src=0 sys=x tl=1 high={high} msg=0 n=1 fp=0 pn=0 pfp=0 rel= gaps={gaps}");
-    run(pool, "UPDATE {mark} SET position = ?", vec![Value::Text(text)]).await;
+    let text = format!(
+        "v1 seq=1 epoch=1 src=0 sys=x tl=1 high={high} msg=0 n=1 fp=0 pn=0 pfp=0 rel= gaps={gaps}"
+    );
+    run(
+        pool,
+        "UPDATE {mark} SET position = ?",
+        vec![Value::Text(text)],
+    )
+    .await;
 }
 
 async fn consume<B: OperatorStore>(pool: &Pool<B>, id: Uuid) {
@@ -149,7 +156,12 @@ fn request<A: OperatorStore, B: OperatorStore>(a: &Pool<A>, b: &Pool<B>) -> Requ
 }
 
 async fn forget<B: OperatorStore>(pool: &Pool<B>, id: Uuid) -> u64 {
-    run(pool, "DELETE FROM {inbox} WHERE message_id = ?", vec![Value::Uuid(id)]).await
+    run(
+        pool,
+        "DELETE FROM {inbox} WHERE message_id = ?",
+        vec![Value::Uuid(id)],
+    )
+    .await
 }
 
 async fn a16_a_clean_pair_has_nothing_to_report<A: OperatorStore, B: OperatorStore>(
@@ -190,14 +202,22 @@ async fn a16_one_loss_and_one_extra_are_found<A: OperatorStore, B: OperatorStore
     consume(b, Uuid::new_v4()).await;
     let report = reconcile(&request(a, b)).await.unwrap();
     assert!(!report.complete());
-    assert_eq!((report.missing_count, report.extra_count), (1, 1), "{report}");
+    assert_eq!(
+        (report.missing_count, report.extra_count),
+        (1, 1),
+        "{report}"
+    );
     let missing = &report.missing[0];
     assert_eq!((missing.message_id, missing.outbox_id), (lost, 43));
     assert!(missing.overtaken, "younger ones were consumed");
     assert_eq!(report.extra[0].message_id, planted);
     assert_eq!(report.extra[0].topic, None);
     let text = report.to_string();
-    for words in [&lost.to_string(), &planted.to_string(), "1 missing, 1 extra"] {
+    for words in [
+        &lost.to_string(),
+        &planted.to_string(),
+        "1 missing, 1 extra",
+    ] {
         assert!(text.contains(words), "{text}");
     }
 
@@ -214,7 +234,11 @@ async fn a16_one_loss_and_one_extra_are_found<A: OperatorStore, B: OperatorStore
         record(b, *id, "orders").await;
     }
     let report = reconcile(&request(a, b).topic("orders")).await.unwrap();
-    assert_eq!((report.missing_count, report.extra_count), (0, 1), "{report}");
+    assert_eq!(
+        (report.missing_count, report.extra_count),
+        (0, 1),
+        "{report}"
+    );
     assert_eq!(report.extra[0].topic.as_deref(), Some("orders"));
 }
 
@@ -258,8 +282,15 @@ async fn a16_what_is_not_published_or_being_retried_is_not_missing<
     let report = reconcile(&request(a, b)).await.unwrap();
     assert!(report.complete(), "{report}");
     let unpublished = &report.unpublished;
-    assert_eq!((unpublished.waiting, unpublished.parked), (3, 1), "{report}");
-    assert_eq!(unpublished.oldest, Some(begin() + Duration::from_millis(4_005)));
+    assert_eq!(
+        (unpublished.waiting, unpublished.parked),
+        (3, 1),
+        "{report}"
+    );
+    assert_eq!(
+        unpublished.oldest,
+        Some(begin() + Duration::from_millis(4_005))
+    );
     assert_eq!((report.settled, report.retrying), (25, 1), "{report}");
 }
 
@@ -272,8 +303,15 @@ async fn a16_what_the_outbox_no_longer_holds_is_not_extra<A: OperatorStore, B: O
     run(a, "UPDATE {mark} SET low_water = 30", vec![]).await;
     forget(b, ids[45]).await;
     let report = reconcile(&request(a, b)).await.unwrap();
-    assert_eq!((report.missing_count, report.extra_count), (1, 0), "{report}");
-    assert_eq!(report.covers.from, Some(begin() + Duration::from_millis(30_005)));
+    assert_eq!(
+        (report.missing_count, report.extra_count),
+        (1, 0),
+        "{report}"
+    );
+    assert_eq!(
+        report.covers.from,
+        Some(begin() + Duration::from_millis(30_005))
+    );
     let range = report.extra_covers.unwrap();
     assert_eq!(range.from, Some(begin() + Duration::from_millis(30_005)));
     // The clocks may be apart by the grace period.
@@ -283,7 +321,10 @@ async fn a16_what_the_outbox_no_longer_holds_is_not_extra<A: OperatorStore, B: O
     // An empty outbox covers nothing.
     run(a, "DELETE FROM {outbox}", vec![]).await;
     let report = reconcile(&request(a, b)).await.unwrap();
-    assert!(report.complete() && report.extra_covers.is_none(), "{report}");
+    assert!(
+        report.complete() && report.extra_covers.is_none(),
+        "{report}"
+    );
 }
 
 async fn a16_messages_of_other_outboxes_are_not_extra<A: OperatorStore, B: OperatorStore>(
@@ -323,7 +364,10 @@ async fn a16_what_is_on_its_way_is_not_missing<A: OperatorStore, B: OperatorStor
     assert!(report.complete(), "{report}");
     assert_eq!(report.rows, 10);
     let later = grace.until(now + Duration::from_secs(60));
-    assert!(reconcile(&later).await.unwrap().complete(), "never later than now minus grace");
+    assert!(
+        reconcile(&later).await.unwrap().complete(),
+        "never later than now minus grace"
+    );
 }
 
 async fn a16_only_the_asked_time_is_compared<A: OperatorStore, B: OperatorStore>(
@@ -333,14 +377,22 @@ async fn a16_only_the_asked_time_is_compared<A: OperatorStore, B: OperatorStore>
     let ids = pair(a, b, 60).await;
     for i in [5, 30, 55] {
         forget(b, ids[i]).await;
-        consume(b, made(begin() + Duration::from_millis(i as u64 * 1_000 + 500))).await;
+        consume(
+            b,
+            made(begin() + Duration::from_millis(i as u64 * 1_000 + 500)),
+        )
+        .await;
     }
     let some = request(a, b)
         .since(begin() + Duration::from_secs(20))
         .until(begin() + Duration::from_secs(40));
     let report = reconcile(&some).await.unwrap();
     assert_eq!(report.rows, 20, "{report}");
-    assert_eq!((report.missing_count, report.extra_count), (1, 1), "{report}");
+    assert_eq!(
+        (report.missing_count, report.extra_count),
+        (1, 1),
+        "{report}"
+    );
     assert_eq!(report.missing[0].message_id, ids[30]);
 }
 
@@ -366,7 +418,12 @@ async fn g8_what_waits_for_somebody_is_named<A: OperatorStore, B: OperatorStore>
         vec![],
     )
     .await;
-    run(b, &format!("UPDATE {{position}} SET updated_at = {long_ago}"), vec![]).await;
+    run(
+        b,
+        &format!("UPDATE {{position}} SET updated_at = {long_ago}"),
+        vec![],
+    )
+    .await;
     run(
         b,
         "INSERT INTO {breaker} (consumer, topic, failures, error) VALUES ('inventory', 'orders', 20, 'no connection')",
@@ -375,7 +432,10 @@ async fn g8_what_waits_for_somebody_is_named<A: OperatorStore, B: OperatorStore>
     .await;
     let report = reconcile(&request(a, b)).await.unwrap();
     let stuck = &report.stuck;
-    assert_eq!((stuck.parked_rows[0].count, stuck.parked_rows[0].requested), (1, 1));
+    assert_eq!(
+        (stuck.parked_rows[0].count, stuck.parked_rows[0].requested),
+        (1, 1)
+    );
     let letters = &stuck.letters[0];
     assert_eq!((letters.dead, letters.parked, letters.overdue), (1, 1, 1));
     assert_eq!((stuck.quiet[0].partition, stuck.quiet[0].next), (0, 5));
@@ -397,10 +457,16 @@ async fn a16_a_consumer_or_topic_that_is_not_there_is_an_error<
 ) {
     pair(a, b, 1).await;
     for (request, words) in [
-        (request(a, b).consumer("inventroy"), "those that have one: inventory"),
+        (
+            request(a, b).consumer("inventroy"),
+            "those that have one: inventory",
+        ),
         (request(a, b).topic("order"), "it has of: orders"),
         (request(a, b).consumer("No Name"), "not allowed"),
-        (request(a, b).inbox_names(Names::new("public", "other_").unwrap()), ""),
+        (
+            request(a, b).inbox_names(Names::new("public", "other_").unwrap()),
+            "",
+        ),
     ] {
         let error = reconcile(&request).await.unwrap_err();
         assert!(error.is_config(), "{error}");

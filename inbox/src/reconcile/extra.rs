@@ -111,7 +111,8 @@ impl Search {
                 }
             }
         }
-        self.judge(published, consumed, &mut candidates, report).await
+        self.judge(published, consumed, &mut candidates, report)
+            .await
     }
 
     /// One pass over the outbox: what it does not know is extra.

@@ -34,10 +34,7 @@ pub(super) async fn search<A: OperatorStore, B: OperatorStore>(
         let Some(last) = page.last() else { break };
         after = last.id;
         let ids: Vec<Uuid> = page.iter().map(|row| row.message_id).collect();
-        let known = consumed
-            .known(&ids, extra.source())
-            .await
-            .map_err(failed)?;
+        let known = consumed.known(&ids, extra.source()).await.map_err(failed)?;
         report.rows += page.len() as u64;
         let mut unknown = Vec::new();
         for row in page {

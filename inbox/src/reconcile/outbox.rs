@@ -14,9 +14,9 @@ use crate::operator::{self, Columns, OperatorStore, Sql, Value, tables};
 
 const POSITION: &str = "SELECT position, low_water FROM {mark}";
 const LAST: &str = "SELECT coalesce(max(id), 0) FROM {outbox}";
-const PAGE: &str = "SELECT id, message_id, topic, {created} FROM {outbox} WHERE id > {after} AND id <= {last}";
-const IDS: &str =
-    "SELECT id, message_id FROM {outbox} WHERE id > {after} AND message_id >= {low} AND message_id <= {high} ORDER BY id LIMIT {most}";
+const PAGE: &str =
+    "SELECT id, message_id, topic, {created} FROM {outbox} WHERE id > {after} AND id <= {last}";
+const IDS: &str = "SELECT id, message_id FROM {outbox} WHERE id > {after} AND message_id >= {low} AND message_id <= {high} ORDER BY id LIMIT {most}";
 // Everything above is held: the clean-up deletes in the order of the ids.
 const OLDEST: &str =
     "SELECT {created} FROM {outbox} WHERE id > (SELECT low_water FROM {mark}) ORDER BY id LIMIT 1";
@@ -56,14 +56,19 @@ impl<A: OperatorStore> Published<A> {
             last: 0,
             now: 0,
         };
-        let mark = published.rows(published.sql(POSITION)).await.map_err(failed)?;
+        let mark = published
+            .rows(published.sql(POSITION))
+            .await
+            .map_err(failed)?;
         if let Some(row) = mark.first() {
             let text = Columns::<A>::new(row).text().map_err(failed)?;
             published.confirmed =
                 Confirmed::parse(&text).map_err(|problem| Error::config("outbox", problem))?;
         }
         let last = published.rows(published.sql(LAST)).await.map_err(failed)?;
-        let row = last.first().ok_or_else(|| failed(sqlx::Error::RowNotFound))?;
+        let row = last
+            .first()
+            .ok_or_else(|| failed(sqlx::Error::RowNotFound))?;
         published.last = Columns::<A>::new(row).int().map_err(failed)?;
         let mut tx = operator::reading(&published.pool).await?;
         published.now = operator::now::<A>(&mut tx).await.map_err(failed)?;

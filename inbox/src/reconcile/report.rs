@@ -177,9 +177,7 @@ impl Report {
         since: Option<i64>,
         until: i64,
     ) -> Result<Self, Error> {
-        let at = |micros| {
-            operator::time(micros).map_err(|e| Error::database("read a time", e))
-        };
+        let at = |micros| operator::time(micros).map_err(|e| Error::database("read a time", e));
         Ok(Self {
             consumer: request.consumer.clone(),
             topics: topics.to_vec(),
@@ -249,7 +247,11 @@ impl fmt::Display for Report {
                 f,
                 "consumed   {} messages made {range}, by the {}",
                 self.consumed,
-                if self.extra_by_record { "record" } else { "marks" }
+                if self.extra_by_record {
+                    "record"
+                } else {
+                    "marks"
+                }
             )?,
             None => writeln!(
                 f,

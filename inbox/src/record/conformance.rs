@@ -68,20 +68,95 @@ async fn count<D: OperatorStore>(pool: &Pool<D>) -> i64 {
 
 async fn a16_rows_are_found_by_every_condition<D: OperatorStore>(pool: &Pool<D>) {
     let now = OffsetDateTime::now_utc();
-    let first = insert(pool, New { business: Some("order-1"), ..new(1, now - DAY) }).await;
-    let second = insert(pool, New { status: "dead", ..new(2, now) }).await;
+    let first = insert(
+        pool,
+        New {
+            business: Some("order-1"),
+            ..new(1, now - DAY)
+        },
+    )
+    .await;
+    let second = insert(
+        pool,
+        New {
+            status: "dead",
+            ..new(2, now)
+        },
+    )
+    .await;
     let records = Records::new(pool.clone());
     for (filter, expected) in [
-        (Filter { message_id: Some(first), ..Filter::default() }, vec![first]),
-        (Filter { business_id: Some("order-1".into()), ..Filter::default() }, vec![first]),
-        (Filter { business_id: Some("order-2".into()), ..Filter::default() }, vec![]),
-        (Filter { consumer: Some("inventory".into()), ..Filter::default() }, vec![second, first]),
-        (Filter { consumer: Some("other".into()), ..Filter::default() }, vec![]),
-        (Filter { topic: Some("orders".into()), partition: Some(0), ..Filter::default() }, vec![second, first]),
-        (Filter { partition: Some(1), ..Filter::default() }, vec![]),
-        (Filter { status: Some(Status::Dead), ..Filter::default() }, vec![second]),
-        (Filter { since: Some(now - DAY / 2), ..Filter::default() }, vec![second]),
-        (Filter { until: Some(now - DAY / 2), ..Filter::default() }, vec![first]),
+        (
+            Filter {
+                message_id: Some(first),
+                ..Filter::default()
+            },
+            vec![first],
+        ),
+        (
+            Filter {
+                business_id: Some("order-1".into()),
+                ..Filter::default()
+            },
+            vec![first],
+        ),
+        (
+            Filter {
+                business_id: Some("order-2".into()),
+                ..Filter::default()
+            },
+            vec![],
+        ),
+        (
+            Filter {
+                consumer: Some("inventory".into()),
+                ..Filter::default()
+            },
+            vec![second, first],
+        ),
+        (
+            Filter {
+                consumer: Some("other".into()),
+                ..Filter::default()
+            },
+            vec![],
+        ),
+        (
+            Filter {
+                topic: Some("orders".into()),
+                partition: Some(0),
+                ..Filter::default()
+            },
+            vec![second, first],
+        ),
+        (
+            Filter {
+                partition: Some(1),
+                ..Filter::default()
+            },
+            vec![],
+        ),
+        (
+            Filter {
+                status: Some(Status::Dead),
+                ..Filter::default()
+            },
+            vec![second],
+        ),
+        (
+            Filter {
+                since: Some(now - DAY / 2),
+                ..Filter::default()
+            },
+            vec![second],
+        ),
+        (
+            Filter {
+                until: Some(now - DAY / 2),
+                ..Filter::default()
+            },
+            vec![first],
+        ),
     ] {
         let page = records
             .list(&filter, Direction::Newest, None, 10)
@@ -90,13 +165,25 @@ async fn a16_rows_are_found_by_every_condition<D: OperatorStore>(pool: &Pool<D>)
         let ids: Vec<Uuid> = page.rows.iter().map(|row| row.message_id).collect();
         assert_eq!(ids, expected, "{filter:?}");
     }
-    let filter = Filter { message_id: Some(first), ..Filter::default() };
-    let page = records.list(&filter, Direction::Oldest, None, 1).await.unwrap();
+    let filter = Filter {
+        message_id: Some(first),
+        ..Filter::default()
+    };
+    let page = records
+        .list(&filter, Direction::Oldest, None, 1)
+        .await
+        .unwrap();
     let row = &page.rows[0];
-    assert_eq!((row.offset, row.attempts, row.status), (1, 2, Status::Effect));
+    assert_eq!(
+        (row.offset, row.attempts, row.status),
+        (1, 2, Status::Effect)
+    );
     assert_eq!(row.business_id.as_deref(), Some("order-1"));
     assert_eq!(row.duration, Duration::from_millis(1));
-    assert_eq!(row.settled_at.unix_timestamp(), (now - DAY).unix_timestamp());
+    assert_eq!(
+        row.settled_at.unix_timestamp(),
+        (now - DAY).unix_timestamp()
+    );
     assert_eq!(page.next, None);
 }
 
@@ -104,7 +191,11 @@ async fn a16_pages_are_stable_and_complete<D: OperatorStore>(pool: &Pool<D>) {
     let now = OffsetDateTime::now_utc();
     // A batch shares its time; the offset orders it.
     for offset in 0..35 {
-        insert(pool, new(offset, now - Duration::from_secs(offset as u64 / 10))).await;
+        insert(
+            pool,
+            new(offset, now - Duration::from_secs(offset as u64 / 10)),
+        )
+        .await;
     }
     let records = Records::new(pool.clone());
     for direction in [Direction::Newest, Direction::Oldest] {
@@ -130,16 +221,33 @@ async fn a16_pages_are_stable_and_complete<D: OperatorStore>(pool: &Pool<D>) {
 async fn a16_the_summary_counts_and_measures<D: OperatorStore>(pool: &Pool<D>) {
     let now = OffsetDateTime::now_utc();
     for (offset, duration_us) in [(0, 100), (1, 200), (2, 600)] {
-        insert(pool, New { duration_us, ..new(offset, now) }).await;
+        insert(
+            pool,
+            New {
+                duration_us,
+                ..new(offset, now)
+            },
+        )
+        .await;
     }
-    insert(pool, New { status: "parked", ..new(4, now) }).await;
+    insert(
+        pool,
+        New {
+            status: "parked",
+            ..new(4, now)
+        },
+    )
+    .await;
     let groups = Records::new(pool.clone())
         .summary(&Filter::default())
         .await
         .unwrap();
     assert_eq!(groups.len(), 2);
     let effects = &groups[0];
-    assert_eq!((effects.status, effects.count, effects.retried), (Status::Effect, 3, 1));
+    assert_eq!(
+        (effects.status, effects.count, effects.retried),
+        (Status::Effect, 3, 1)
+    );
     assert_eq!(effects.average, Duration::from_micros(300));
     assert_eq!(effects.longest, Duration::from_micros(600));
     assert_eq!(effects.first, effects.last);
@@ -149,7 +257,14 @@ async fn a16_the_summary_counts_and_measures<D: OperatorStore>(pool: &Pool<D>) {
 async fn a16_retention_deletes_in_chunks_what_is_too_old<D: OperatorStore>(pool: &Pool<D>) {
     let today = OffsetDateTime::now_utc().date().midnight().assume_utc();
     for offset in 0..250 {
-        insert(pool, new(offset, today - 31 * DAY + Duration::from_secs(offset as u64))).await;
+        insert(
+            pool,
+            new(
+                offset,
+                today - 31 * DAY + Duration::from_secs(offset as u64),
+            ),
+        )
+        .await;
     }
     let first_kept = insert(pool, new(250, today - 30 * DAY)).await;
     insert(pool, new(251, today)).await;
@@ -158,17 +273,36 @@ async fn a16_retention_deletes_in_chunks_what_is_too_old<D: OperatorStore>(pool:
     assert_eq!((plan.rows, plan.applied), (250, false));
     assert_eq!(plan.before, today - 30 * DAY);
     assert_eq!(count(pool).await, 252, "a plan changes nothing");
-    let (deleted, next) = D::delete_some(pool, &Names::default(), operator::micros(plan.before), 0, 100)
-        .await
-        .unwrap();
-    assert!((1..=150).contains(&deleted), "a chunk is a chunk: {deleted}");
+    let (deleted, next) = D::delete_some(
+        pool,
+        &Names::default(),
+        operator::micros(plan.before),
+        0,
+        100,
+    )
+    .await
+    .unwrap();
+    assert!(
+        (1..=150).contains(&deleted),
+        "a chunk is a chunk: {deleted}"
+    );
     assert!(next.is_some());
     let done = records.clean(30).await.unwrap();
     assert_eq!((done.rows + deleted, done.applied), (250, true));
     assert_eq!(count(pool).await, 2);
-    let filter = Filter { message_id: Some(first_kept), ..Filter::default() };
-    let page = records.list(&filter, Direction::Newest, None, 1).await.unwrap();
-    assert_eq!(page.rows.len(), 1, "the last day that is kept is kept whole");
+    let filter = Filter {
+        message_id: Some(first_kept),
+        ..Filter::default()
+    };
+    let page = records
+        .list(&filter, Direction::Newest, None, 1)
+        .await
+        .unwrap();
+    assert_eq!(
+        page.rows.len(),
+        1,
+        "the last day that is kept is kept whole"
+    );
     assert_eq!(records.clean(30).await.unwrap().rows, 0);
 }
 
@@ -203,7 +337,11 @@ mod partitions {
         let Some(pool) = postgres().await else { return };
         let records = Records::new(pool.clone());
         let ahead = records.partitions_ahead(3).await.unwrap();
-        assert_eq!((ahead.made.len(), ahead.left.len()), (4, 0), "today and three more: {ahead}");
+        assert_eq!(
+            (ahead.made.len(), ahead.left.len()),
+            (4, 0),
+            "today and three more: {ahead}"
+        );
         let again = records.partitions_ahead(3).await.unwrap();
         assert_eq!((again.made.len(), again.there.len()), (0, 4));
         let today = today(&pool).await;
@@ -211,7 +349,10 @@ mod partitions {
         insert(&pool, new(2, midnight(today) + 2 * DAY)).await;
         insert(&pool, new(3, midnight(today) + 9 * DAY)).await;
         let rest = number(&pool, "SELECT count(*) FROM oncebox_record_rest", vec![]).await;
-        assert_eq!(rest, 1, "only the day without a partition goes to the default one");
+        assert_eq!(
+            rest, 1,
+            "only the day without a partition goes to the default one"
+        );
         let indexes = number(
             &pool,
             "SELECT count(*) FROM pg_index i JOIN pg_inherits h ON h.inhrelid = i.indrelid \
@@ -246,7 +387,11 @@ mod partitions {
         for _ in 0..2 {
             let ahead = records.partitions_ahead(2).await.unwrap();
             assert_eq!(ahead.left, [(tomorrow, Left::Rows)], "and it stays so");
-            assert_eq!(ahead.made.len() + ahead.there.len(), 2, "the other days get theirs");
+            assert_eq!(
+                ahead.made.len() + ahead.there.len(),
+                2,
+                "the other days get theirs"
+            );
             assert!(ahead.to_string().contains("left to it"), "{ahead}");
         }
     }
@@ -274,7 +419,11 @@ mod partitions {
         };
         let (ahead, slowest) = tokio::join!(records.partitions_ahead(1), write);
         let ahead = ahead.unwrap();
-        assert_eq!(ahead.left, [(today.next_day().unwrap(), Left::Busy)], "{ahead}");
+        assert_eq!(
+            ahead.left,
+            [(today.next_day().unwrap(), Left::Busy)],
+            "{ahead}"
+        );
         println!("slowest insert {slowest:?}");
         // A reader that stays open for seconds would hold up an ATTACH, and everybody behind it, for as long.
         assert!(slowest < Duration::from_secs(2), "{slowest:?}");
@@ -291,15 +440,22 @@ mod partitions {
         let day = |ago: u32| midnight(today) - ago * DAY;
         for ago in [40, 31, 30] {
             let day = day(ago).date();
-            assert_eq!(Postgres::attach(&pool, &Names::default(), day).await.unwrap(), None);
+            assert_eq!(
+                Postgres::attach(&pool, &Names::default(), day)
+                    .await
+                    .unwrap(),
+                None
+            );
             insert(&pool, new(i64::from(ago), midnight(day))).await;
         }
         insert(&pool, new(35, day(35))).await;
         // Somebody's table with the name of a day that does not cover it is not ours to drop.
-        sqlx::query("CREATE TABLE oncebox_record_20010101 (LIKE oncebox_record INCLUDING CONSTRAINTS)")
-            .execute(&pool)
-            .await
-            .unwrap();
+        sqlx::query(
+            "CREATE TABLE oncebox_record_20010101 (LIKE oncebox_record INCLUDING CONSTRAINTS)",
+        )
+        .execute(&pool)
+        .await
+        .unwrap();
         sqlx::query(
             "ALTER TABLE oncebox_record ATTACH PARTITION oncebox_record_20010101 FOR VALUES FROM ('2000-01-01') TO ('2001-01-01')",
         )
@@ -317,8 +473,16 @@ mod partitions {
             .unwrap();
         let begun = Instant::now();
         let kept = records.clean(30).await.unwrap();
-        assert_eq!((kept.days.len(), kept.busy.len(), kept.rows), (0, 2, 1), "{kept}");
-        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+        assert_eq!(
+            (kept.days.len(), kept.busy.len(), kept.rows),
+            (0, 2, 1),
+            "{kept}"
+        );
+        assert!(
+            begun.elapsed() < Duration::from_secs(30),
+            "{:?}",
+            begun.elapsed()
+        );
         reader.rollback().await.unwrap();
         let done = records.clean(30).await.unwrap();
         assert_eq!((done.days.len(), done.busy.len()), (2, 0), "{done}");
@@ -340,9 +504,14 @@ mod partitions {
         for text in [
             format!("CREATE ROLE {role}"),
             format!("GRANT CREATE, USAGE ON SCHEMA public TO {role}"),
-            format!("GRANT SELECT, INSERT, DELETE ON oncebox_record, oncebox_record_rest TO {role}"),
+            format!(
+                "GRANT SELECT, INSERT, DELETE ON oncebox_record, oncebox_record_rest TO {role}"
+            ),
         ] {
-            sqlx::query(sqlx::AssertSqlSafe(text)).execute(&mut *conn).await.unwrap();
+            sqlx::query(sqlx::AssertSqlSafe(text))
+                .execute(&mut *conn)
+                .await
+                .unwrap();
         }
         drop(conn);
         let set = format!("SET ROLE {role}");
@@ -359,7 +528,9 @@ mod partitions {
             .await
             .unwrap();
         let today = today(&pool).await;
-        let left = Postgres::attach(&limited, &Names::default(), today).await.unwrap();
+        let left = Postgres::attach(&limited, &Names::default(), today)
+            .await
+            .unwrap();
         assert_eq!(left, Some(Left::NotOwner));
     }
 

@@ -46,9 +46,13 @@ impl fmt::Display for Left {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Rows => "the default partition holds rows of that day already; it is left to it",
-            Self::Busy => "somebody reads the default partition in a long transaction; try again later",
+            Self::Busy => {
+                "somebody reads the default partition in a long transaction; try again later"
+            }
             Self::NotOwner => "this user does not own the table; run it as the owner",
-            Self::Taken => "a table of that name is no partition of that day, or another partition covers it",
+            Self::Taken => {
+                "a table of that name is no partition of that day, or another partition covers it"
+            }
         })
     }
 }
@@ -56,7 +60,10 @@ impl fmt::Display for Left {
 impl fmt::Display for Ahead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.partitioned {
-            return writeln!(f, "the record is not partitioned in this database: nothing to do");
+            return writeln!(
+                f,
+                "the record is not partitioned in this database: nothing to do"
+            );
         }
         for day in &self.made {
             writeln!(f, "{day}  made")?;

@@ -27,8 +27,7 @@ mod retention;
 mod row;
 #[cfg(feature = "sqlite")]
 mod sqlite;
-
-use std::future::Future;
+mod texts;
 
 use oncebox_migrations::Names;
 use sqlx::Pool;
@@ -36,63 +35,13 @@ use time::Date;
 
 use crate::dead::Direction;
 use crate::error::Error;
-use crate::operator::{self, Ask, OperatorStore, Sql, Value, tables};
+use crate::operator::{self, OperatorStore, Sql, Value, tables};
 
 pub use days::{Ahead, Left};
 pub use filter::{Filter, Status, UnknownStatus};
 pub use retention::CleanPlan;
 pub use row::{Cursor, Group, Page, Row, UnknownCursor};
-
-/// The texts of one database.
-#[derive(Debug)]
-pub struct Templates {
-    columns: &'static str,
-    groups: &'static str,
-}
-
-/// The record in one database.
-pub trait Texts: Ask {
-    /// The texts.
-    const RECORDS: Templates;
-    /// Whether the table is partitioned by day.
-    const PARTITIONED: bool;
-
-    /// The days that have a partition.
-    fn days(
-        pool: &Pool<Self>,
-        names: &Names,
-    ) -> impl Future<Output = Result<Vec<Date>, sqlx::Error>> + Send;
-
-    /// Makes and attaches the partition of a day; `Some` = why not.
-    fn attach(
-        pool: &Pool<Self>,
-        names: &Names,
-        day: Date,
-    ) -> impl Future<Output = Result<Option<Left>, sqlx::Error>> + Send;
-
-    /// Drops the partition of a day. `false`: somebody holds it.
-    fn drop_day(
-        pool: &Pool<Self>,
-        names: &Names,
-        day: Date,
-    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
-
-    /// How many rows before this time (microseconds) lie in no day's partition.
-    fn old(
-        conn: &mut Self::Connection,
-        names: &Names,
-        before: i64,
-    ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
-
-    /// Deletes some of them in one short transaction, beginning at `place`, which starts at 0; returns how many and the next place.
-    fn delete_some(
-        pool: &Pool<Self>,
-        names: &Names,
-        before: i64,
-        place: i64,
-        rows: i64,
-    ) -> impl Future<Output = Result<(u64, Option<i64>), sqlx::Error>> + Send;
-}
+pub(crate) use texts::{Templates, Texts};
 
 /// The record of one database.
 #[derive(Clone, Debug)]
@@ -155,7 +104,13 @@ impl<D: OperatorStore> Records<D> {
         if let Some(after) = after {
             after.push::<D>(&mut sql, sign);
         }
-        let by = ["settled_at", "consumer", "topic", "partition", "record_offset"];
+        let by = [
+            "settled_at",
+            "consumer",
+            "topic",
+            "partition",
+            "record_offset",
+        ];
         let by = by.map(|column| format!("{column} {order}")).join(", ");
         let most = i64::try_from(limit).unwrap_or(i64::MAX - 1) + 1;
         sql.push(&format!(" ORDER BY {by}"));

@@ -16,7 +16,8 @@ const HAS_ROWS: &str =
 // Not PARTITION OF, which locks the whole table against writers. The table has no identity column and its indexes are made by ATTACH.
 const CREATE: &str =
     "CREATE TABLE {day} (LIKE {record} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)";
-const ATTACH: &str = "ALTER TABLE {record} ATTACH PARTITION {day} FOR VALUES FROM ('{from}') TO ('{to}')";
+const ATTACH: &str =
+    "ALTER TABLE {record} ATTACH PARTITION {day} FOR VALUES FROM ('{from}') TO ('{to}')";
 // DETACH CONCURRENTLY is not possible beside a default partition.
 const DROP: &str = "DROP TABLE {day}";
 const OLD: &str = "SELECT count(*) FROM {rest} WHERE settled_at < (timestamptz 'epoch' + ? * interval '1 microsecond')";
@@ -44,7 +45,9 @@ impl Texts for Postgres {
 
     async fn days(pool: &Pool<Self>, names: &Names) -> Result<Vec<Date>, sqlx::Error> {
         let mut tx = pool.begin_with(Self::BEGIN_READ).await?;
-        sqlx::query("SET LOCAL TimeZone = 'UTC'").execute(&mut *tx).await?;
+        sqlx::query("SET LOCAL TimeZone = 'UTC'")
+            .execute(&mut *tx)
+            .await?;
         let text = fill(DAYS, names, None);
         let mut days = Vec::new();
         for row in Self::rows(&mut tx, Sql::new(text)).await? {

@@ -39,7 +39,10 @@ impl fmt::Display for CleanPlan {
             writeln!(f, "{day}  partition {drop}")?;
         }
         for day in &self.busy {
-            writeln!(f, "{day}  partition kept: somebody uses it; the next run drops it")?;
+            writeln!(
+                f,
+                "{day}  partition kept: somebody uses it; the next run drops it"
+            )?;
         }
         writeln!(
             f,
@@ -108,10 +111,9 @@ impl<D: OperatorStore> Records<D> {
         let mut place = Some(0);
         while let Some(from) = place {
             let before = micros(plan.before);
-            let (deleted, next) =
-                D::delete_some(&self.pool, &self.names, before, from, self.chunk)
-                    .await
-                    .map_err(failed)?;
+            let (deleted, next) = D::delete_some(&self.pool, &self.names, before, from, self.chunk)
+                .await
+                .map_err(failed)?;
             plan.rows += deleted;
             place = next;
         }
