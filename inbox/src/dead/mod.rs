@@ -47,7 +47,7 @@ pub use letter::{Group, Letter, Listed, Page};
 pub use order::{LOOPS, Replay};
 pub use plan::{CancelPlan, DiscardPlan, ReplayPlan, Share};
 pub use rate::{Rate, UnknownRate};
-pub(crate) use texts::{Templates, Texts};
+pub(crate) use texts::Texts;
 
 /// The dead and parked letters of one database.
 #[derive(Clone, Debug)]
@@ -101,18 +101,17 @@ impl<D: OperatorStore> Letters<D> {
             sql.push_with(beyond, Value::Int(after));
         }
         // One more tells whether there is a next page.
-        let most = i64::try_from(limit).unwrap_or(i64::MAX - 1) + 1;
+        let most = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
         sql.push(&format!(" ORDER BY id {order}"));
         sql.push_with(" LIMIT ?", Value::Int(most));
         let rows = self.rows("list the letters", sql).await?;
-        let mut letters = rows
+        let letters = rows
             .iter()
             .take(limit)
             .map(letter::listed::<D>)
             .collect::<Result<Vec<_>, _>>()
             .map_err(|e| Error::database("read a letter", e))?;
         let next = letters.last().map(|last| last.id);
-        letters.shrink_to_fit();
         Ok(Page {
             next: next.filter(|_| rows.len() > limit),
             letters,

@@ -2,7 +2,7 @@
 
 use sqlx::Postgres;
 
-use super::{Templates, Texts};
+use super::texts::{Templates, Texts};
 
 impl Texts for Postgres {
     const LETTERS: Templates = Templates {

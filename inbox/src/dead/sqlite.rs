@@ -2,7 +2,7 @@
 
 use sqlx::Sqlite;
 
-use super::{Templates, Texts};
+use super::texts::{Templates, Texts};
 
 impl Texts for Sqlite {
     const LETTERS: Templates = Templates {

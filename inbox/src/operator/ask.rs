@@ -80,6 +80,7 @@ impl Sql {
         self
     }
 
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn into_parts(self) -> (String, Vec<Value>) {
         (self.text, self.values)
     }
@@ -145,6 +146,7 @@ pub trait Ask: sqlx::Database {
 }
 
 /// The functions of [`Ask`] whose code is the same text for every database.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 macro_rules! implement_ask {
     ($arguments:ty) => {
         async fn rows(

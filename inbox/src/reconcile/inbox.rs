@@ -158,8 +158,10 @@ impl<B: OperatorStore> Consumed<B> {
 
     /// What is known of these messages. Each kind of evidence is asked only for what the one before did not know.
     pub(super) async fn known(&self, ids: &[Uuid], source: &Source) -> Result<Known, sqlx::Error> {
-        let mut known = Known::default();
-        known.settled = self.which(MARKS, ids, &[]).await?;
+        let mut known = Known {
+            settled: self.which(MARKS, ids, &[]).await?,
+            ..Known::default()
+        };
         let mut rest = without(ids, &known.settled);
         match source {
             Source::Marks => known.in_source.clone_from(&known.settled),

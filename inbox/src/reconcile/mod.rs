@@ -28,7 +28,7 @@
 
 mod buckets;
 mod confirmed;
-#[cfg(test)]
+#[cfg(all(test, feature = "postgres", feature = "sqlite"))]
 mod conformance;
 mod extra;
 mod inbox;

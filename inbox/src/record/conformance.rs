@@ -504,9 +504,7 @@ mod partitions {
         for text in [
             format!("CREATE ROLE {role}"),
             format!("GRANT CREATE, USAGE ON SCHEMA public TO {role}"),
-            format!(
-                "GRANT SELECT, INSERT, DELETE ON oncebox_record, oncebox_record_rest TO {role}"
-            ),
+            format!("GRANT SELECT, INSERT, DELETE ON oncebox_record TO {role}"),
         ] {
             sqlx::query(sqlx::AssertSqlSafe(text))
                 .execute(&mut *conn)

@@ -41,7 +41,7 @@ pub use days::{Ahead, Left};
 pub use filter::{Filter, Status, UnknownStatus};
 pub use retention::CleanPlan;
 pub use row::{Cursor, Group, Page, Row, UnknownCursor};
-pub(crate) use texts::{Templates, Texts};
+pub(crate) use texts::Texts;
 
 /// The record of one database.
 #[derive(Clone, Debug)]
@@ -112,7 +112,7 @@ impl<D: OperatorStore> Records<D> {
             "record_offset",
         ];
         let by = by.map(|column| format!("{column} {order}")).join(", ");
-        let most = i64::try_from(limit).unwrap_or(i64::MAX - 1) + 1;
+        let most = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
         sql.push(&format!(" ORDER BY {by}"));
         sql.push_with(" LIMIT ?", Value::Int(most));
         let found = self.rows("list the record", sql).await?;

@@ -4,15 +4,17 @@ use oncebox_migrations::Names;
 use sqlx::{AssertSqlSafe, Connection as _, Pool, Postgres};
 use time::{Date, Month};
 
-use super::{Left, Templates, Texts};
+use super::Left;
+use super::texts::{Templates, Texts};
 use crate::operator::{Ask as _, Columns, Sql, Value, tables};
 
 // The bounds are printed in the session's time zone, see `days`.
 const DAYS: &str = "SELECT c.relname::text, pg_get_expr(c.relpartbound, c.oid) FROM pg_catalog.pg_inherits i \
     JOIN pg_catalog.pg_class c ON c.oid = i.inhrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace \
     WHERE i.inhparent = '{record}'::regclass AND n.nspname = '{schema}'";
+// Of the default partition: no other can have any.
 const HAS_ROWS: &str =
-    "SELECT 1 FROM {rest} WHERE settled_at >= '{from}' AND settled_at < '{to}' LIMIT 1";
+    "SELECT 1 FROM {record} WHERE settled_at >= '{from}' AND settled_at < '{to}' LIMIT 1";
 // Not PARTITION OF, which locks the whole table against writers. The table has no identity column and its indexes are made by ATTACH.
 const CREATE: &str =
     "CREATE TABLE {day} (LIKE {record} INCLUDING DEFAULTS INCLUDING CONSTRAINTS INCLUDING STORAGE)";

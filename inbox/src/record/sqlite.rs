@@ -4,7 +4,8 @@ use oncebox_migrations::Names;
 use sqlx::{Pool, Sqlite};
 use time::Date;
 
-use super::{Left, Templates, Texts};
+use super::Left;
+use super::texts::{Templates, Texts};
 use crate::operator::{Ask as _, Columns, Sql, Value, tables};
 
 const OLD: &str = "SELECT count(*) FROM {record} WHERE settled_at < ?";
