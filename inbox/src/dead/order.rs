@@ -20,17 +20,20 @@ pub struct Replay {
     pub force: bool,
 }
 
-/// What is to become of each letter that is meant, and of every parked letter of a key of which one is meant.
+/// What is to become of each letter that is meant, and of every parked letter of a key of which one is meant. Joins only: an `IN` beside
+/// an `OR` is looked up row by row when there are many letters.
 const VERDICTS: &str = "keys AS (SELECT DISTINCT consumer, topic, key FROM matched WHERE parked AND key IS NOT NULL), \
-    guarded AS (SELECT DISTINCT consumer, topic, key FROM {dead_letter} WHERE parked AND replays >= {guard} \
-    AND (consumer, topic, key) IN (SELECT consumer, topic, key FROM keys)), \
-    verdicts AS (SELECT id, consumer, topic, partition, record_offset, key, parked, id IN (SELECT id FROM matched) AS named, \
-    CASE WHEN replay_at IS NOT NULL THEN 'ordered' WHEN replays >= {guard} \
-    OR (parked AND (consumer, topic, key) IN (SELECT consumer, topic, key FROM guarded)) THEN 'refused' ELSE 'order' END AS verdict \
-    FROM {dead_letter} WHERE id IN (SELECT id FROM matched) \
-    OR (parked AND (consumer, topic, key) IN (SELECT consumer, topic, key FROM keys)))";
+    chosen AS (SELECT id, consumer, topic, partition, record_offset, key, parked, replay_at, replays, 1 AS named FROM matched \
+    UNION ALL SELECT d.id, d.consumer, d.topic, d.partition, d.record_offset, d.key, d.parked, d.replay_at, d.replays, 0 FROM {dead_letter} d \
+    JOIN keys k ON k.consumer = d.consumer AND k.topic = d.topic AND k.key = d.key LEFT JOIN matched m ON m.id = d.id \
+    WHERE d.parked AND m.id IS NULL), \
+    guarded AS (SELECT DISTINCT consumer, topic, key FROM chosen WHERE parked AND key IS NOT NULL AND replays >= {guard}), \
+    verdicts AS (SELECT c.id, c.consumer, c.topic, c.partition, c.record_offset, c.key, c.parked, c.named, \
+    CASE WHEN c.replay_at IS NOT NULL THEN 'ordered' WHEN c.replays >= {guard} OR (c.parked AND g.key IS NOT NULL) THEN 'refused' \
+    ELSE 'order' END AS verdict FROM chosen c \
+    LEFT JOIN guarded g ON g.consumer = c.consumer AND g.topic = c.topic AND g.key = c.key)";
 
-const SHARES: &str = " SELECT verdict, consumer, topic, count(*), count(DISTINCT key) FILTER (WHERE parked), count(*) FILTER (WHERE NOT named) \
+const SHARES: &str = " SELECT verdict, consumer, topic, count(*), count(DISTINCT key) FILTER (WHERE parked), count(*) FILTER (WHERE named = 0) \
     FROM verdicts GROUP BY verdict, consumer, topic ORDER BY verdict, consumer, topic";
 
 const IDS: &str = " SELECT id FROM verdicts WHERE verdict = '{verdict}' ORDER BY record_offset, partition, topic, consumer, id";
@@ -133,7 +136,7 @@ impl<D: OperatorStore> Letters<D> {
     /// `WITH … {verdicts}` in front of the rest of a statement.
     fn verdicts(&self, filter: &Filter, force: bool, rest: &str) -> Sql {
         let mut sql = Sql::new(tables::<D>(
-            "WITH matched AS (SELECT id, consumer, topic, key, parked FROM {dead_letter} WHERE ",
+            "WITH matched AS (SELECT id, consumer, topic, partition, record_offset, key, parked, replay_at, replays FROM {dead_letter} WHERE ",
             &self.names,
         ));
         filter.push::<D>(&mut sql);

@@ -25,22 +25,31 @@ pub(super) async fn search<A: OperatorStore, B: OperatorStore>(
     let mut found: Vec<OutboxRow> = Vec::new();
     // When the youngest consumed message of each topic was made.
     let mut reached: HashMap<String, i64> = HashMap::new();
+    // A little more than was asked for: the extra ones are counted by the time in the id, which is the producer's clock.
+    let grace = micros_of(request.grace);
+    let wide = (
+        since.map(|at| at.saturating_sub(grace)),
+        until.saturating_add(grace),
+    );
     let mut after = 0;
     loop {
         let page = published
-            .page(after, &consumed.topics, since, until)
+            .page(after, &consumed.topics, wide.0, wide.1)
             .await
             .map_err(failed)?;
         let Some(last) = page.last() else { break };
         after = last.id;
         let ids: Vec<Uuid> = page.iter().map(|row| row.message_id).collect();
         let known = consumed.known(&ids, extra.source()).await.map_err(failed)?;
-        report.rows += page.len() as u64;
         let mut unknown = Vec::new();
         for row in page {
             if known.in_source.contains(&row.message_id) {
                 extra.on_both_sides(row.message_id);
             }
+            if row.created_at >= until || since.is_some_and(|since| row.created_at < since) {
+                continue;
+            }
+            report.rows += 1;
             if known.settled.contains(&row.message_id) {
                 report.settled += 1;
                 let young = reached.entry(row.topic).or_default();
@@ -73,7 +82,7 @@ pub(super) async fn search<A: OperatorStore, B: OperatorStore>(
         let missing = Missing {
             outbox_id: row.id,
             message_id: row.message_id,
-            overtaken: row.created_at.saturating_add(micros_of(request.grace)) < reached,
+            overtaken: row.created_at.saturating_add(grace) < reached,
             topic: row.topic,
             created_at: time(row.created_at).map_err(failed)?,
         };
