@@ -57,7 +57,7 @@ impl Database {
         .bind(key.as_bytes())
         .bind(payload.as_bytes())
         .bind(oncebox_migrations::headers::encode([("tenant", Some(&b"42"[..]))]).unwrap())
-        .bind(format!("no stock of {offset}"))
+        .bind(format!("no stock of {offset}\n  at the second line"))
         .bind(parked)
         .execute(&self.pool)
         .await
@@ -127,6 +127,7 @@ async fn a15_dead_list_and_show_say_what_failed_and_why() {
         assert!(text.contains(words), "{words}: {text}");
     }
     assert!(!text.contains("no stock of 1"), "{text}");
+    assert_eq!(text.lines().count(), 4, "a line for each letter: {text}");
     let (_, text) = database.oncebox(&["dead", "list", "--after", "2"]);
     assert!(
         text.contains("no stock of 1") && !text.contains("no stock of 2"),
@@ -149,6 +150,7 @@ async fn a15_dead_list_and_show_say_what_failed_and_why() {
         "  \"order\": 3,",
         "not ordered, 0 times in vain",
         "after 3 attempts",
+        "error      no stock of 3\n  at the second line\n",
     ] {
         assert!(text.contains(words), "{words}: {text}");
     }

@@ -32,6 +32,12 @@ pub(crate) fn text(bytes: &[u8]) -> String {
     }
 }
 
+/// A text of somebody else's as one line: no line breaks, nothing that a terminal would obey.
+pub(crate) fn one_line(text: &str) -> String {
+    let calm = text.replace(char::is_control, " ");
+    calm.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// `key 42` or `no key`.
 pub(crate) fn key(bytes: Option<&[u8]>) -> String {
     bytes.map_or("no key".to_owned(), |key| format!("key {}", text(key)))
@@ -45,4 +51,20 @@ fn hex(bytes: &[u8]) -> String {
             digits
         },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_somebody_else_wrote_stays_on_its_line() {
+        assert_eq!(
+            one_line("no stock\n  at \u{1b}[2J line 2\n"),
+            "no stock at [2J line 2"
+        );
+        assert_eq!(text(b"\x1b[2J"), "0x1b5b324a");
+        assert_eq!(key(Some(b"42")), "key 42");
+        assert_eq!(key(None), "no key");
+    }
 }

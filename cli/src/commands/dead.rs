@@ -122,6 +122,9 @@ fn full(letter: &Letter) -> String {
     let listed = &letter.listed;
     let mut out = line(listed) + "\n";
     let _ = writeln!(out, "message id {}", listed.message_id);
+    if listed.error.lines().nth(1).is_some() {
+        let _ = writeln!(out, "error      {}", bytes::text(listed.error.as_bytes()));
+    }
     let first = listed.first_failed_at.unwrap_or(listed.failed_at);
     let _ = writeln!(
         out,
@@ -327,7 +330,7 @@ fn line(letter: &Listed) -> String {
         letter.offset,
         bytes::key(letter.key.as_deref()),
         when::text(letter.failed_at),
-        letter.error
+        bytes::one_line(&letter.error)
     )
 }
 

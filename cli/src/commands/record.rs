@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 
 use super::connect::{failure, with_pool};
-use super::{print, when};
+use super::{bytes, print, when};
 use crate::args::{
     RecordClean, RecordCommand, RecordFilter, RecordList, RecordPartitions, RecordSummary,
 };
@@ -186,7 +186,7 @@ fn line(row: &Row) -> String {
     let error = row
         .error
         .as_deref()
-        .map_or(String::new(), |e| format!(": {e}"));
+        .map_or(String::new(), |e| format!(": {}", bytes::one_line(e)));
     format!(
         "{:<6} {} {} {}[{}]@{} {} {business} {} attempts, {:.1?}{error}",
         row.status.as_str(),

@@ -68,16 +68,16 @@ impl<D: OperatorStore> Letters<D> {
     ///
     /// One transaction: all of it happened or none; [`Letters::list`] with [`Filter::ordered`] shows which.
     pub async fn replay(&self, filter: &Filter, replay: &Replay) -> Result<ReplayPlan, Error> {
-        operator::check(&self.pool, &self.names).await?;
         let failed = |e| Error::database("order a replay", e);
-        let mut tx = operator::writing(&self.pool).await?;
-        let mut plan = self.plan(&mut tx, filter, replay).await.map_err(failed)?;
+        // Before the transaction that writes, which is to be short: on SQLite it keeps every other writer waiting.
+        let mut plan = self.plan_replay(filter, replay).await?;
         let (micros, count) = replay.rate.map_or((0, 1), |r| (r.micros(), r.count()));
         let text = D::LETTERS
             .order
             .replace("{micros}", &micros.to_string())
             .replace("{count}", &count.to_string());
         let sql = self.verdicts(filter, replay.force, &text);
+        let mut tx = operator::writing(&self.pool).await?;
         let done = ids::<D>(&D::rows(&mut tx, sql).await.map_err(failed)?).map_err(failed)?;
         tx.commit().await.map_err(failed)?;
         (plan.letters, plan.busy) = meet(&plan.letters, done);
@@ -117,19 +117,18 @@ impl<D: OperatorStore> Letters<D> {
     ///
     /// As [`Letters::replay`].
     pub async fn cancel(&self, filter: &Filter) -> Result<CancelPlan, Error> {
-        operator::check(&self.pool, &self.names).await?;
         let failed = |e| Error::database("take orders back", e);
+        let plan = self.plan_cancel(filter).await?;
         let mut tx = operator::writing(&self.pool).await?;
-        let (planned, shares) = self.ordered(&mut tx, filter).await.map_err(failed)?;
         let sql = self.verdicts(filter, true, D::LETTERS.cancel);
         let done = ids::<D>(&D::rows(&mut tx, sql).await.map_err(failed)?).map_err(failed)?;
         tx.commit().await.map_err(failed)?;
-        let (letters, busy) = meet(&planned, done);
+        let (letters, busy) = meet(&plan.letters, done);
         Ok(CancelPlan {
             letters,
-            shares,
             busy,
             applied: true,
+            ..plan
         })
     }
 

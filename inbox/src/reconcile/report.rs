@@ -351,7 +351,11 @@ impl fmt::Display for Stuck {
                 breaker.topic,
                 breaker.failures,
                 at(breaker.tripped_at),
-                breaker.error
+                breaker
+                    .error
+                    .split_whitespace()
+                    .collect::<Vec<_>>()
+                    .join(" ")
             )?;
         }
         for quiet in &self.quiet {
