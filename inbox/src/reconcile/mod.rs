@@ -28,7 +28,8 @@
 
 mod buckets;
 mod confirmed;
-#[cfg(all(test, feature = "postgres", feature = "sqlite"))]
+#[cfg(test)]
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
 mod conformance;
 mod extra;
 mod inbox;
