@@ -3,12 +3,19 @@
 //! Values that can also come from a file or a variable are kept as the user wrote them, so that
 //! one place ([`crate::config`]) checks them and names their origin.
 
+mod operator;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::config::{ConfigError, Flags};
 use crate::{demo, exit, kill_at::KillAt};
+
+pub use operator::{
+    DeadChoice, DeadCommand, DeadFilter, DeadList, DeadReplay, DeadShow, KindName, Reconcile,
+    RecordClean, RecordCommand, RecordFilter, RecordList, RecordPartitions, RecordSummary,
+};
 
 const ABOUT: &str = "Carries a change from one service's database to Kafka and into the next service's database, exactly once";
 
@@ -86,6 +93,14 @@ pub enum Command {
     Relay(Box<Relay>),
     /// Operate on the consuming side.
     Inbox(Inbox),
+    /// Messages that a consumer could not handle, and what waits behind them.
+    #[command(subcommand)]
+    Dead(DeadCommand),
+    /// What was consumed: every message with its status, time and duration.
+    #[command(subcommand)]
+    Record(RecordCommand),
+    /// Compare an outbox with a consumer: was everything that was published consumed, and the other way round?
+    Reconcile(Box<Reconcile>),
     /// Say what is wrong with database, Kafka and tables, and what to type.
     Doctor(Doctor),
     /// Watch orders reach the inventory exactly once while the relay is being killed.

@@ -20,7 +20,8 @@ pub const DANGER: u8 = 4;
 pub const HELP: &str = "\
 Exit codes:
   0  done
-  1  an error; the message says what (doctor: at least one FAIL; demo: the audit found a mismatch)
+  1  an error; the message says what (doctor: at least one FAIL; demo: the audit found a mismatch;
+     reconcile: something is missing or extra)
   2  the command line or the configuration is wrong
   3  relay --until-empty: another relay leads this outbox
   4  a guarantee is in danger: read the message before starting again";

@@ -1,4 +1,4 @@
-//! The `oncebox` command: `migrate`, `relay`, `inbox resume`, `doctor` and `demo`.
+//! The `oncebox` command: `migrate`, `relay`, `inbox resume`, `dead`, `record`, `reconcile`, `doctor` and `demo`.
 //!
 //! It is a library so that the integration tests run the very same program ([`main`]) and the very
 //! same audit ([`demo::audit`]). Where things are:

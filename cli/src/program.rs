@@ -52,6 +52,7 @@ fn settings(cli: &Cli) -> Result<Settings, Failure> {
     let flags = cli.global.flags();
     let flags = match &cli.command {
         Command::Relay(relay) => relay.run.flags(flags),
+        Command::Reconcile(reconcile) => reconcile.flags(flags),
         _ => flags,
     };
     // A variable that is not UTF-8 cannot be one of ours.
@@ -78,6 +79,9 @@ async fn dispatch(cli: &Cli, settings: &Settings) -> Result<(), Failure> {
         Command::Inbox(args) => match &args.command {
             InboxCommand::Resume(args) => commands::inbox::resume(args, settings).await,
         },
+        Command::Dead(command) => commands::dead::run(command, settings).await,
+        Command::Record(command) => commands::record::run(command, settings).await,
+        Command::Reconcile(args) => commands::reconcile::run(args, settings).await,
         Command::Doctor(args) => doctor::run(args, settings).await,
         Command::Demo(options) => demo::run(options, settings).await,
     }

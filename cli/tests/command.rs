@@ -483,3 +483,37 @@ async fn resume_is_a_dry_run_unless_applied() {
     let (code, text) = resume(&["--from", "0", "--apply"]);
     assert_eq!((code, text.contains("written")), (Some(0), true), "{text}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a16_reconcile_reads_the_position_that_a_relay_has_confirmed() {
+    let world = World::new().await;
+    world.enqueue(4).await;
+    let (code, text) = run(&mut world.relay(&["--until-empty"]));
+    assert_eq!(code, Some(0), "{text}");
+    let pool = SqlitePool::connect(&world.url).await.unwrap();
+    for text in [
+        "INSERT INTO oncebox_position (consumer, topic, partition, topic_id, next, seq, owner) \
+         VALUES ('inventory', 'orders', 0, 'id', 4, 1, zeroblob(16))",
+        "INSERT INTO oncebox_inbox (consumer, message_id) SELECT 'inventory', message_id FROM oncebox_outbox WHERE id <> 2",
+    ] {
+        sqlx::query(text).execute(&pool).await.unwrap();
+    }
+    // Two that no relay has seen yet.
+    world.enqueue(2).await;
+    std::thread::sleep(Duration::from_millis(20));
+    let (code, text) = run(&mut oncebox(&[
+        "reconcile",
+        "--consumer",
+        "inventory",
+        "--database-url",
+        &world.url,
+        "--grace",
+        "0s",
+        "--json",
+    ]));
+    assert_eq!(code, Some(1), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["published"]["waiting"], 2, "{text}");
+    assert_eq!(json["missing_count"], 1, "{text}");
+    assert_eq!(json["missing"][0]["outbox_id"], 2, "{text}");
+}

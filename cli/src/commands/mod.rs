@@ -1,9 +1,15 @@
 //! The commands, one file each. The demo and the doctor have rooms of their own.
 
+mod bytes;
+mod connect;
+pub(crate) mod dead;
 pub(crate) mod inbox;
 pub(crate) mod migrate;
 pub(crate) mod park;
+pub(crate) mod reconcile;
+pub(crate) mod record;
 pub(crate) mod relay;
+mod when;
 
 use std::io::{self, Write};
 

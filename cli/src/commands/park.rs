@@ -6,6 +6,7 @@ use oncebox_relay::park::{self, Parked};
 use oncebox_relay::{Cause, Filter, Request};
 use serde_json::{Value, json};
 
+use super::bytes::{SHOWN, key as key_text, text, value};
 use super::print;
 use crate::args::{
     CauseName, ParkChoice, ParkCommand, ParkFilter, ParkList, ParkShow, RelayPause, RelayResume,
@@ -15,9 +16,6 @@ use crate::exit::Failure;
 
 /// Most messages that one command asks something for.
 const MOST: usize = 10_000;
-
-/// Bytes of a payload that `show` prints.
-const SHOWN: usize = 4_096;
 
 pub(crate) async fn run(command: &ParkCommand, settings: &Settings) -> Result<(), Failure> {
     match command {
@@ -209,10 +207,7 @@ async fn request(args: &ParkChoice, request: Request, settings: &Settings) -> Re
 }
 
 fn line(message: &Parked) -> String {
-    let key = message
-        .key
-        .as_deref()
-        .map_or("no key".to_owned(), |key| format!("key {}", text(key)));
+    let key = key_text(message.key.as_deref());
     let request = message
         .request
         .map_or(String::new(), |request| format!(" ({request} asked for)"));
@@ -238,39 +233,4 @@ fn summary(message: &Parked) -> Value {
         "created_at": humantime::format_rfc3339_millis(message.created_at).to_string(),
         "parked_at": humantime::format_rfc3339_millis(message.parked_at).to_string(),
     })
-}
-
-/// Text as text, other bytes as an object with their hexadecimal digits.
-fn value(bytes: Option<&[u8]>) -> Value {
-    let Some(bytes) = bytes else {
-        return Value::Null;
-    };
-    match std::str::from_utf8(bytes) {
-        Ok(text) => json!(text),
-        Err(_) => json!({ "hex": hex(bytes) }),
-    }
-}
-
-/// Printable text as it is, other bytes as hexadecimal digits.
-fn text(bytes: &[u8]) -> String {
-    match std::str::from_utf8(bytes) {
-        Ok(text)
-            if !text
-                .chars()
-                .any(|c| c.is_control() && c != '\n' && c != '\t') =>
-        {
-            text.to_owned()
-        }
-        _ => format!("0x{}", hex(bytes)),
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(
-        String::with_capacity(bytes.len() * 2),
-        |mut digits, byte| {
-            let _ = write!(digits, "{byte:02x}");
-            digits
-        },
-    )
 }

@@ -76,7 +76,7 @@ fn describe(figment: &Figment, error: &figment::Error) -> String {
     };
     let secret = path
         .iter()
-        .any(|p| p == "database_url" || p == "properties");
+        .any(|p| p.ends_with("_url") || p == "properties");
     let what = match &error.kind {
         Kind::UnknownField(name, known) => {
             format!("unknown setting {name:?}; known here: {}", known.join(", "))

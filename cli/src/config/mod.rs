@@ -44,6 +44,12 @@ pub struct Settings {
     /// The database with the outbox or inbox. `--database-url`, `ONCEBOX_DATABASE_URL`. No default.
     #[serde(default, deserialize_with = "parsed_option")]
     pub database_url: Option<DatabaseUrl>,
+    /// The database with the outbox, for `reconcile`. `--outbox-url`, `ONCEBOX_OUTBOX_URL`. Defaults to `database_url`.
+    #[serde(default, deserialize_with = "parsed_option")]
+    pub outbox_url: Option<DatabaseUrl>,
+    /// The consumer's database, for `reconcile`. `--inbox-url`, `ONCEBOX_INBOX_URL`. Defaults to `database_url`.
+    #[serde(default, deserialize_with = "parsed_option")]
+    pub inbox_url: Option<DatabaseUrl>,
     /// The name of the outbox. `--source`, `ONCEBOX_SOURCE`. No default.
     #[serde(default, deserialize_with = "parsed_option")]
     pub source: Option<SourceName>,

@@ -1,0 +1,102 @@
+//! Which letters are meant.
+
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use super::Texts;
+use crate::operator::{Sql, Value};
+
+/// Which letters are meant: all conditions that are set hold. The default means all letters.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// These letters. Empty: no condition.
+    pub ids: Vec<i64>,
+    /// Letters of this consumer.
+    pub consumer: Option<String>,
+    /// Letters of this topic.
+    pub topic: Option<String>,
+    /// Letters of this partition.
+    pub partition: Option<i32>,
+    /// Letters with this key.
+    pub key: Option<Vec<u8>>,
+    /// The letter of this message.
+    pub message_id: Option<Uuid>,
+    /// Letters whose error contains this text, upper and lower case as it is.
+    pub error: Option<String>,
+    /// Letters that failed last at this time or later.
+    pub since: Option<OffsetDateTime>,
+    /// Letters that failed last before this time.
+    pub until: Option<OffsetDateTime>,
+    /// Only the dead or only the parked ones.
+    pub kind: Option<Kind>,
+    /// Only letters that are ordered to be replayed, or only those that are not.
+    pub ordered: Option<bool>,
+}
+
+/// What became of a message that could not be handled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// It was given up.
+    Dead,
+    /// It waits, and every later message of its key waits behind it.
+    Parked,
+}
+
+/// Which letters come first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Direction {
+    /// Those that failed last.
+    #[default]
+    Newest,
+    /// Those that failed first.
+    Oldest,
+}
+
+impl Filter {
+    /// Appends the conditions.
+    pub(super) fn push<D: Texts>(&self, sql: &mut Sql) {
+        // Something must stand there.
+        sql.push("1 = 1");
+        if !self.ids.is_empty() {
+            let ids = self.ids.iter().map(|id| Value::Int(*id)).collect();
+            sql.push(" AND ").push_in::<D>("id", ids);
+        }
+        if let Some(consumer) = &self.consumer {
+            sql.push_with(" AND consumer = ?", Value::Text(consumer.clone()));
+        }
+        if let Some(topic) = &self.topic {
+            sql.push_with(" AND topic = ?", Value::Text(topic.clone()));
+        }
+        if let Some(partition) = self.partition {
+            sql.push_with(" AND partition = ?", Value::Int(partition.into()));
+        }
+        if let Some(key) = &self.key {
+            sql.push_with(" AND key = ?", Value::Bytes(key.clone()));
+        }
+        if let Some(id) = self.message_id {
+            sql.push_with(" AND message_id = ?", Value::Uuid(id));
+        }
+        if let Some(error) = &self.error {
+            sql.push(" AND ");
+            sql.push_with(D::LETTERS.contains, Value::Text(error.clone()));
+        }
+        if let Some(since) = self.since {
+            sql.push(" AND failed_at >= ");
+            sql.push_with(D::TIME, since.into());
+        }
+        if let Some(until) = self.until {
+            sql.push(" AND failed_at < ");
+            sql.push_with(D::TIME, until.into());
+        }
+        match self.kind {
+            Some(Kind::Dead) => sql.push(" AND NOT parked"),
+            Some(Kind::Parked) => sql.push(" AND parked"),
+            None => sql,
+        };
+        match self.ordered {
+            Some(true) => sql.push(" AND replay_at IS NOT NULL"),
+            Some(false) => sql.push(" AND replay_at IS NULL"),
+            None => sql,
+        };
+    }
+}
