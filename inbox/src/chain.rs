@@ -137,7 +137,11 @@ mod tests {
             chain.receive(offset);
         }
         let above = chain.after(&[6, 9]);
-        assert_eq!((above.next, above.seq), (5, 4), "seq counts it all the same");
+        assert_eq!(
+            (above.next, above.seq),
+            (5, 4),
+            "seq counts it all the same"
+        );
         chain.commit(&[6, 9], above);
         let all = chain.after(&[5]);
         assert_eq!((all.next, all.seq), (10, 5));

@@ -11,14 +11,14 @@ use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::InboxStore;
+use crate::dedup::Dedup;
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::feed::KafkaFeed;
 use crate::foreign::ForeignId;
 use crate::handler::{Handler, HandlerFuture};
-use crate::process::{BusinessId, Hinted, Processor};
-use crate::dedup::Dedup;
 use crate::partition::Limits;
+use crate::process::{BusinessId, Hinted, Processor};
 use crate::retry::{OnFailure, RetryPolicy};
 use crate::stats::Stats;
 use crate::step::StepHook;
@@ -409,7 +409,10 @@ impl<D: InboxStore> Inbox<D> {
     fn check_window(&self) -> Result<(), Error> {
         let horizon = self.retry.horizon();
         for (what, least) in [
-            ("the outbox keeps published rows (`outbox_retention`)", self.outbox_retention),
+            (
+                "the outbox keeps published rows (`outbox_retention`)",
+                self.outbox_retention,
+            ),
             ("a message may be retried (`retry`)", horizon),
         ] {
             if self.window < least {

@@ -172,10 +172,7 @@ impl Lane {
         self.busy = false;
         let entries = batch.deliveries.into_iter().zip(batch.standings);
         for (delivery, standing) in entries.rev() {
-            self.waiting.push_front(Entry {
-                delivery,
-                standing,
-            });
+            self.waiting.push_front(Entry { delivery, standing });
         }
     }
 

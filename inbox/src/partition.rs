@@ -292,10 +292,7 @@ impl Partition {
                 lane.due = lane.due.max(now + earlier.wait);
             }
         }
-        lane.push(Entry {
-            delivery,
-            standing,
-        });
+        lane.push(Entry { delivery, standing });
         self.queued += 1;
         Received::Queued
     }
@@ -537,7 +534,10 @@ mod tests {
                 given_up: poison,
                 ..Standing::default()
             };
-            (identify(message, topic, &ForeignId::PartitionOffset).0, standing)
+            (
+                identify(message, topic, &ForeignId::PartitionOffset).0,
+                standing,
+            )
         })
     }
 

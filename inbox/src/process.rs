@@ -165,7 +165,11 @@ impl<D: InboxStore> Processor<D> {
         }
         let first: Vec<bool> = deliveries
             .iter()
-            .map(|d| fresh.as_mut().is_none_or(|fresh| fresh.remove(&d.message_id)))
+            .map(|d| {
+                fresh
+                    .as_mut()
+                    .is_none_or(|fresh| fresh.remove(&d.message_id))
+            })
             .collect();
         let is_blocked = |d: &Delivery| d.key.as_deref().is_some_and(|k| blocked.contains(k));
         let begun = Instant::now();
@@ -183,7 +187,9 @@ impl<D: InboxStore> Processor<D> {
                 if let Err(error) = self.handle(&mut tx, std::slice::from_ref(delivery)).await {
                     return Ok(self.handler_failed(tx, Some(i), &error).await);
                 }
-                if D::IN_PROCESS && let Err(e) = self.still_open(&mut tx).await {
+                if D::IN_PROCESS
+                    && let Err(e) = self.still_open(&mut tx).await
+                {
                     self.undo(tx).await;
                     return Ok(self.after_handler(Some(i), e, begun.elapsed()));
                 }
@@ -279,9 +285,15 @@ impl<D: InboxStore> Processor<D> {
             let blocks = delivery.key.as_deref();
             let blocks = blocks.filter(|_| self.on_failure == OnFailure::BlockKey);
             if let Some(name) = blocks {
-                self.limited(D::block(&mut tx, &self.statements, key, name, &standing.error))
-                    .await
-                    .map_err(cannot("block a key"))?;
+                self.limited(D::block(
+                    &mut tx,
+                    &self.statements,
+                    key,
+                    name,
+                    &standing.error,
+                ))
+                .await
+                .map_err(cannot("block a key"))?;
                 settled = Settled::Parked;
             } else {
                 settled = Settled::DeadLetter;
@@ -434,8 +446,7 @@ impl<D: InboxStore> Processor<D> {
             return Ok(());
         };
         let mut records = Vec::with_capacity(fates.len());
-        for ((delivery, standing), fate) in
-            batch.deliveries.iter().zip(&batch.standings).zip(fates)
+        for ((delivery, standing), fate) in batch.deliveries.iter().zip(&batch.standings).zip(fates)
         {
             let (status, calls) = match fate.settled {
                 Settled::Duplicate | Settled::Known => continue,
@@ -486,7 +497,17 @@ impl<D: InboxStore> Processor<D> {
             self.undo(tx).await;
             return Finished::Done(Outcome::Unsure("another lane left a doubt"));
         };
-        match self.limited(D::advance(&mut tx, &self.statements, key, &from, &to, marked)).await {
+        match self
+            .limited(D::advance(
+                &mut tx,
+                &self.statements,
+                key,
+                &from,
+                &to,
+                marked,
+            ))
+            .await
+        {
             Ok(true) => {}
             // G6: a zombie ends here. Its marks and effects go with the transaction.
             Ok(false) => {
@@ -643,7 +664,10 @@ impl<D: InboxStore> Processor<D> {
         deliveries: &[Delivery],
         fates: &mut [Fate],
     ) -> Result<(), HandlerError> {
-        let open = fates.iter().filter(|fate| fate.settled == Settled::Effect).count();
+        let open = fates
+            .iter()
+            .filter(|fate| fate.settled == Settled::Effect)
+            .count();
         if open == 0 {
             return Ok(());
         }
@@ -739,7 +763,15 @@ impl<D: InboxStore> Processor<D> {
         let failures = i32::try_from(failures).unwrap_or(i32::MAX);
         let write = async {
             let mut conn = self.pool.acquire().await?;
-            D::trip(&mut conn, &self.statements, consumer, topic, failures, error).await
+            D::trip(
+                &mut conn,
+                &self.statements,
+                consumer,
+                topic,
+                failures,
+                error,
+            )
+            .await
         };
         self.limited(write).await
     }

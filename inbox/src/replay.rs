@@ -38,7 +38,11 @@ enum Replayed {
 
 impl<D: InboxStore> Processor<D> {
     /// Carries out orders until the shutdown.
-    pub(crate) async fn replay_orders(self: Arc<Self>, consumer: Arc<str>, stop: CancellationToken) {
+    pub(crate) async fn replay_orders(
+        self: Arc<Self>,
+        consumer: Arc<str>,
+        stop: CancellationToken,
+    ) {
         loop {
             match self.replay_next(&consumer).await {
                 Ok(true) => continue,
@@ -109,7 +113,10 @@ impl<D: InboxStore> Processor<D> {
                 return self.gone(tx).await;
             }
         }
-        if !self.limited(D::take_letter(&mut tx, statements, letter.id)).await? {
+        if !self
+            .limited(D::take_letter(&mut tx, statements, letter.id))
+            .await?
+        {
             return self.gone(tx).await;
         }
         self.limited(D::guard(&mut tx)).await?;
@@ -148,10 +155,7 @@ impl<D: InboxStore> Processor<D> {
         }
     }
 
-    async fn gone(
-        &self,
-        tx: sqlx::Transaction<'static, D>,
-    ) -> Result<Replayed, sqlx::Error> {
+    async fn gone(&self, tx: sqlx::Transaction<'static, D>) -> Result<Replayed, sqlx::Error> {
         self.undo(tx).await;
         Ok(Replayed::Gone)
     }

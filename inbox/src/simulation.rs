@@ -373,8 +373,16 @@ impl World {
             fresh.push(!(self.marks && self.database.marks.contains(&name)) && names.insert(name));
         }
         // Another transaction has inserted one of these marks: this one waits for its end.
-        let offsets = |o: &Open| o.fresh.as_ref().and(o.lane.as_ref()).map(|(_, b)| b.offsets());
-        let others = self.processes.iter().flat_map(|p| p.open.iter().filter_map(offsets));
+        let offsets = |o: &Open| {
+            o.fresh
+                .as_ref()
+                .and(o.lane.as_ref())
+                .map(|(_, b)| b.offsets())
+        };
+        let others = self
+            .processes
+            .iter()
+            .flat_map(|p| p.open.iter().filter_map(offsets));
         let mut theirs: BTreeSet<i64> = others.flatten().map(|o| self.name(o)).collect();
         let orphans = self.processes.iter().flat_map(|p| &p.orphans);
         theirs.extend(orphans.flat_map(|o| o.messages.iter().map(|(name, _)| *name)));

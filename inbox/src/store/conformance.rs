@@ -78,16 +78,22 @@ async fn blocked_keys<D: InboxStore>(pool: &Pool<D>, statements: &super::Stateme
     let (here, there) = (key("a", 0), key("b", 0));
     let mut tx = D::begin(pool, statements).await.unwrap();
     let names: [&[u8]; 3] = [b"", b"k\0", b"z"];
-    let blocked = D::blocked(&mut tx, statements, &here, &names).await.unwrap();
+    let blocked = D::blocked(&mut tx, statements, &here, &names)
+        .await
+        .unwrap();
     assert!(blocked.is_empty());
     for _ in 0..2 {
         D::block(&mut tx, statements, &here, b"k\0", "why")
             .await
             .unwrap();
     }
-    let blocked = D::blocked(&mut tx, statements, &here, &names).await.unwrap();
+    let blocked = D::blocked(&mut tx, statements, &here, &names)
+        .await
+        .unwrap();
     assert_eq!(blocked, [b"k\0"]);
-    let blocked = D::blocked(&mut tx, statements, &there, &names).await.unwrap();
+    let blocked = D::blocked(&mut tx, statements, &there, &names)
+        .await
+        .unwrap();
     assert!(blocked.is_empty(), "each consumer has its own");
     tx.commit().await.unwrap();
 }
@@ -108,15 +114,22 @@ async fn attempts<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements)
             .unwrap();
     }
     attempt.attempts = 4;
-    D::note(&mut tx, statements, &here, 9, &attempt).await.unwrap();
+    D::note(&mut tx, statements, &here, 9, &attempt)
+        .await
+        .unwrap();
     D::forget(&mut tx, statements, &here, 5).await.unwrap();
     let found = D::attempts(&mut tx, statements, &here, 5).await.unwrap();
     assert_eq!(found.keys().copied().collect::<Vec<_>>(), [9]);
     let wait = found[&9].wait;
-    assert!(wait > Duration::from_secs(90) && wait <= Duration::from_secs(101), "{wait:?}");
+    assert!(
+        wait > Duration::from_secs(90) && wait <= Duration::from_secs(101),
+        "{wait:?}"
+    );
     attempt.wait = wait;
     assert_eq!(found[&9], attempt);
-    let others = D::attempts(&mut tx, statements, &key("b", 0), 0).await.unwrap();
+    let others = D::attempts(&mut tx, statements, &key("b", 0), 0)
+        .await
+        .unwrap();
     assert!(others.is_empty());
     tx.commit().await.unwrap();
 }
@@ -126,13 +139,20 @@ async fn records<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
         offset,
         message_id: Uuid::now_v7(),
         business_id: business_id.map(str::to_owned),
-        status: if error == Some("no") { "dead" } else { "effect" },
+        status: if error == Some("no") {
+            "dead"
+        } else {
+            "effect"
+        },
         attempts: 2,
         first_at: 1_700_000_000_123_000,
         duration_us: 17,
         error,
     };
-    let records = [record(1, Some("order 7"), None), record(2, None, Some("no"))];
+    let records = [
+        record(1, Some("order 7"), None),
+        record(2, None, Some("no")),
+    ];
     let mut tx = D::begin(pool, statements).await.unwrap();
     D::record(&mut tx, statements, &key("a", 0), &records)
         .await
@@ -166,7 +186,9 @@ async fn sweeps<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
     let mut conn = pool.acquire().await.unwrap();
     let ids: Vec<Uuid> = (0..5).map(|_| Uuid::now_v7()).collect();
     for consumer in ["swept", "other"] {
-        D::mark(&mut conn, statements, consumer, &ids).await.unwrap();
+        D::mark(&mut conn, statements, consumer, &ids)
+            .await
+            .unwrap();
     }
     let sweep = async |conn: &mut D::Connection, window| {
         let (mut deleted, mut chunk) = (0, Some(0));
@@ -203,35 +225,80 @@ async fn replays<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
             timestamp_ms: None,
             first_failed_at: None,
         };
-        assert!(D::bury(&mut conn, statements, &here, &letter).await.unwrap());
+        assert!(
+            D::bury(&mut conn, statements, &here, &letter)
+                .await
+                .unwrap()
+        );
     }
-    D::block(&mut conn, statements, &here, b"k", "no").await.unwrap();
-    let due = D::due_letter(&mut conn, statements, "replayed").await.unwrap();
+    D::block(&mut conn, statements, &here, b"k", "no")
+        .await
+        .unwrap();
+    let due = D::due_letter(&mut conn, statements, "replayed")
+        .await
+        .unwrap();
     assert!(due.is_none(), "nobody has ordered anything");
-    let first = D::first_parked(&mut conn, statements, &here, b"k").await.unwrap().unwrap();
-    assert_eq!(D::count_replay(&mut conn, statements, first).await.unwrap(), None);
+    let first = D::first_parked(&mut conn, statements, &here, b"k")
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(
+        D::count_replay(&mut conn, statements, first).await.unwrap(),
+        None
+    );
     assert!(!D::take_letter(&mut conn, statements, first).await.unwrap());
     // An order for the first one.
-    D::release_next(&mut conn, statements, &here, b"k").await.unwrap();
-    let due = D::due_letter(&mut conn, statements, "replayed").await.unwrap().unwrap();
+    D::release_next(&mut conn, statements, &here, b"k")
+        .await
+        .unwrap();
+    let due = D::due_letter(&mut conn, statements, "replayed")
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!((due.id, due.offset, due.parked), (first, 7, true));
-    assert_eq!(D::count_replay(&mut conn, statements, first).await.unwrap(), Some(1));
-    D::refuse_replay(&mut conn, statements, &here, &due, "again").await.unwrap();
-    let again = D::due_letter(&mut conn, statements, "replayed").await.unwrap();
+    assert_eq!(
+        D::count_replay(&mut conn, statements, first).await.unwrap(),
+        Some(1)
+    );
+    D::refuse_replay(&mut conn, statements, &here, &due, "again")
+        .await
+        .unwrap();
+    let again = D::due_letter(&mut conn, statements, "replayed")
+        .await
+        .unwrap();
     assert!(again.is_none(), "the order is taken back");
-    D::release_next(&mut conn, statements, &here, b"k").await.unwrap();
-    let due = D::due_letter(&mut conn, statements, "replayed").await.unwrap().unwrap();
+    D::release_next(&mut conn, statements, &here, b"k")
+        .await
+        .unwrap();
+    let due = D::due_letter(&mut conn, statements, "replayed")
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(due.attempts, 4);
     assert!(D::take_letter(&mut conn, statements, first).await.unwrap());
-    assert!(!D::take_letter(&mut conn, statements, first).await.unwrap(), "once");
-    D::release_next(&mut conn, statements, &here, b"k").await.unwrap();
-    let due = D::due_letter(&mut conn, statements, "replayed").await.unwrap().unwrap();
+    assert!(
+        !D::take_letter(&mut conn, statements, first).await.unwrap(),
+        "once"
+    );
+    D::release_next(&mut conn, statements, &here, b"k")
+        .await
+        .unwrap();
+    let due = D::due_letter(&mut conn, statements, "replayed")
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(due.offset, 8);
     assert!(D::take_letter(&mut conn, statements, due.id).await.unwrap());
-    let blocked = D::blocked(&mut conn, statements, &here, &[b"k"]).await.unwrap();
+    let blocked = D::blocked(&mut conn, statements, &here, &[b"k"])
+        .await
+        .unwrap();
     assert_eq!(blocked.len(), 1);
-    D::release_next(&mut conn, statements, &here, b"k").await.unwrap();
-    let blocked = D::blocked(&mut conn, statements, &here, &[b"k"]).await.unwrap();
+    D::release_next(&mut conn, statements, &here, b"k")
+        .await
+        .unwrap();
+    let blocked = D::blocked(&mut conn, statements, &here, &[b"k"])
+        .await
+        .unwrap();
     assert!(blocked.is_empty(), "the key is free with the last one");
 }
 
@@ -464,9 +531,7 @@ mod postgres {
         for commit in [true, false] {
             let id = Uuid::now_v7();
             let mut first = sqlx::Postgres::begin(&pool, &statements).await.unwrap();
-            assert!(
-                mark::<sqlx::Postgres>(&mut first, &statements, "a", id).await
-            );
+            assert!(mark::<sqlx::Postgres>(&mut first, &statements, "a", id).await);
             let (pool, sql) = (pool.clone(), statements.clone());
             let second = tokio::spawn(async move {
                 let mut tx = sqlx::Postgres::begin(&pool, &sql).await.unwrap();
@@ -489,13 +554,9 @@ mod postgres {
         let statements = sqlx::Postgres::statements(&Names::default(), Duration::from_millis(300));
         let id = Uuid::now_v7();
         let mut still = sqlx::Postgres::begin(&pool, &statements).await.unwrap();
-        assert!(
-            mark::<sqlx::Postgres>(&mut still, &statements, "a", id).await
-        );
+        assert!(mark::<sqlx::Postgres>(&mut still, &statements, "a", id).await);
         let mut next = sqlx::Postgres::begin(&pool, &statements).await.unwrap();
-        assert!(
-            mark::<sqlx::Postgres>(&mut next, &statements, "a", id).await
-        );
+        assert!(mark::<sqlx::Postgres>(&mut next, &statements, "a", id).await);
         next.commit().await.unwrap();
         assert!(still.commit().await.is_err());
     }

@@ -293,7 +293,9 @@ pub trait Store: sqlx::Database {
     }
 
     /// What names this history of this database: another one after a failover or a restore, as far as the database can tell.
-    fn epoch(conn: &mut Self::Connection) -> impl Future<Output = Result<String, sqlx::Error>> + Send;
+    fn epoch(
+        conn: &mut Self::Connection,
+    ) -> impl Future<Output = Result<String, sqlx::Error>> + Send;
 
     /// Runs a statement without parameters.
     fn plain(

@@ -152,7 +152,8 @@ impl Store for Postgres {
     ) -> Result<(), sqlx::Error> {
         let column = |pick: fn(&Recorded<'_>) -> i64| records.iter().map(pick).collect::<Vec<_>>();
         let ids: Vec<Uuid> = records.iter().map(|r| r.message_id).collect();
-        let business: Vec<Option<&str>> = records.iter().map(|r| r.business_id.as_deref()).collect();
+        let business: Vec<Option<&str>> =
+            records.iter().map(|r| r.business_id.as_deref()).collect();
         let statuses: Vec<&str> = records.iter().map(|r| r.status).collect();
         let attempts: Vec<i32> = records.iter().map(|r| r.attempts).collect();
         let errors: Vec<Option<&str>> = records.iter().map(|r| r.error).collect();
@@ -186,7 +187,10 @@ impl Store for Postgres {
             .bind(chunk * CHUNK)
             .execute(&mut *conn)
             .await?;
-        let pages: i64 = sql::<Self>(&statements.pages).fetch_one(conn).await?.try_get(0)?;
+        let pages: i64 = sql::<Self>(&statements.pages)
+            .fetch_one(conn)
+            .await?
+            .try_get(0)?;
         let next = (chunk + 1) * CHUNK < pages;
         Ok((done.rows_affected(), next.then_some(chunk + 1)))
     }

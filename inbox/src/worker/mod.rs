@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-use self::job::{Job, Report, Ended};
+use self::job::{Ended, Job, Report};
 use self::pump::{Command, Event, Happened, Pump};
 
 use crate::InboxStore;
@@ -211,7 +211,11 @@ impl<D: InboxStore> Worker<D> {
         if self.jobs.len() >= self.settings.connections {
             return TICK;
         }
-        let due = self.slots.values().filter_map(|s| s.partition.wakes()).min();
+        let due = self
+            .slots
+            .values()
+            .filter_map(|s| s.partition.wakes())
+            .min();
         due.map_or(TICK, |at| at.saturating_duration_since(now).min(TICK))
     }
 
@@ -236,8 +240,14 @@ impl<D: InboxStore> Worker<D> {
             return Some(id.clone());
         }
         let ready = |(_, s): &(&Id, &Slot)| s.partition.is_ready(now);
-        let after = self.slots.iter().filter(|(id, _)| Some(*id) > self.last.as_ref());
-        let before = self.slots.iter().filter(|(id, _)| Some(*id) <= self.last.as_ref());
+        let after = self
+            .slots
+            .iter()
+            .filter(|(id, _)| Some(*id) > self.last.as_ref());
+        let before = self
+            .slots
+            .iter()
+            .filter(|(id, _)| Some(*id) <= self.last.as_ref());
         let mut chosen = after.chain(before).filter(ready);
         chosen.next().map(|(id, _)| id.clone())
     }
@@ -544,7 +554,11 @@ impl<D: InboxStore> Worker<D> {
             failures,
             failure: error.clone(),
         };
-        if let Err(e) = self.processor.trip(&id.0, &self.settings.consumer, failures, &error).await {
+        if let Err(e) = self
+            .processor
+            .trip(&id.0, &self.settings.consumer, failures, &error)
+            .await
+        {
             tracing::warn!(error = %e, "the stop is not written down, the next start tries again");
         }
         stop

@@ -89,7 +89,9 @@ impl<F: Feed> Pump<F> {
                 committed = Instant::now();
                 match self.feed.commit() {
                     Ok(()) => dirty = false,
-                    Err(e) => tracing::debug!(error = %e, "offsets not committed, will be tried again"),
+                    Err(e) => {
+                        tracing::debug!(error = %e, "offsets not committed, will be tried again")
+                    }
                 }
             }
             if full {

@@ -34,11 +34,15 @@ async fn child_process() {
         .batch(1)
         .transaction_idle_limit(Duration::from_secs(idle_limit.parse().unwrap()))
         // Two are handled, and the third one has come so far.
-        .on_step(at(step, if step == Step::Committed { 2 } else { 3 }, || {
-            println!("\nreached");
-            // Stopped in here; the clock goes on.
-            std::thread::sleep(Duration::from_secs(2));
-        }))
+        .on_step(at(
+            step,
+            if step == Step::Committed { 2 } else { 3 },
+            || {
+                println!("\nreached");
+                // Stopped in here; the clock goes on.
+                std::thread::sleep(Duration::from_secs(2));
+            },
+        ))
         .handle(|tx, delivery| {
             Box::pin(async move {
                 effect(tx, delivery).await?;

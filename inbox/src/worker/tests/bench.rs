@@ -13,11 +13,11 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::memory_kafka::{MemoryFeed, MemoryKafka};
+use crate::dedup::Dedup;
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::foreign::ForeignId;
 use crate::handler::{HandlerError, HandlerFuture};
-use crate::dedup::Dedup;
 use crate::partition::Limits;
 use crate::process::{BusinessId, Hinted, Processor};
 use crate::retry::{OnFailure, RetryPolicy};

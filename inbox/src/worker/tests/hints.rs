@@ -76,7 +76,10 @@ async fn g5_what_a_hint_knows_is_skipped_without_a_transaction_and_the_position_
     until(async || worker.stats.duplicates() == 10).await;
     bench.settled(0, 20).await;
     let after: i64 = bench.count("SELECT seq FROM oncebox_position").await;
-    assert!(after - before < 10, "{before} {after}: not one transaction each");
+    assert!(
+        after - before < 10,
+        "{before} {after}: not one transaction each"
+    );
     worker.stop().await.unwrap();
     assert_eq!(bench.effects().await, ["once"; 10]);
 }

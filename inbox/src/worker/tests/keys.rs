@@ -55,7 +55,9 @@ async fn g8_a_blocked_key_waits_in_the_table_and_the_partition_goes_on() {
     assert_eq!((stats.parked(), stats.dead_letters()), (9, 0));
     assert_eq!(bench.marks().await, 30, "a redelivery of them does nothing");
     // Another process finds the key blocked.
-    bench.kafka.append_keyed(0, Uuid::now_v7(), "key 1", "key 1/30");
+    bench
+        .kafka
+        .append_keyed(0, Uuid::now_v7(), "key 1", "key 1/30");
     let worker = bench.start(&[0], options());
     bench.settled(0, 31).await;
     worker.stop().await.unwrap();
@@ -75,7 +77,9 @@ async fn g8_the_empty_key_is_a_key_that_can_be_blocked() {
     bench.settled(0, 1).await;
     worker.stop().await.unwrap();
     // The empty key is a key.
-    let blocked = bench.count("SELECT count(*) FROM oncebox_blocked_key").await;
+    let blocked = bench
+        .count("SELECT count(*) FROM oncebox_blocked_key")
+        .await;
     assert_eq!(blocked, 1);
 }
 

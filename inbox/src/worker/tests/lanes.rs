@@ -162,7 +162,11 @@ async fn g4_a_slow_key_does_not_hold_the_other_lanes_and_keeps_its_order() {
                 if waits {
                     // Before it writes: SQLite has one writer.
                     let permit = tokio::time::timeout(Duration::from_millis(20), gate.acquire());
-                    permit.await.map_err(|_| HandlerError::retriable("not yet"))?.unwrap().forget();
+                    permit
+                        .await
+                        .map_err(|_| HandlerError::retriable("not yet"))?
+                        .unwrap()
+                        .forget();
                 }
                 effect(tx, delivery).await
             })
@@ -180,7 +184,11 @@ async fn g4_a_slow_key_does_not_hold_the_other_lanes_and_keeps_its_order() {
     let worker = bench.start(&[0], options);
     // At least those of the lanes that the slow key is not in.
     until(async || bench.effects().await.len() >= 30).await;
-    assert_eq!(bench.next(0).await, Some(0), "the first message is open: G7");
+    assert_eq!(
+        bench.next(0).await,
+        Some(0),
+        "the first message is open: G7"
+    );
     open.add_permits(100);
     bench.settled(0, 60).await;
     worker.stop().await.unwrap();
@@ -227,7 +235,12 @@ async fn g5_a_crash_with_lanes_above_a_hole_repeats_nothing() {
     let worker = bench.start(&[0], many());
     bench.settled(0, 40).await;
     worker.stop().await.unwrap();
-    let mut effects: Vec<i32> = bench.effects().await.iter().map(|n| n.parse().unwrap()).collect();
+    let mut effects: Vec<i32> = bench
+        .effects()
+        .await
+        .iter()
+        .map(|n| n.parse().unwrap())
+        .collect();
     effects.sort_unstable();
     assert_eq!(effects, (0..40).collect::<Vec<_>>());
 }
@@ -392,7 +405,13 @@ async fn a23_a_record_is_written_with_the_effect() {
     .unwrap();
     let row = |n: i64, status: &str, attempts, error: Option<&str>| {
         let business = format!("order {n}");
-        (n, business, status.to_owned(), attempts, error.map(str::to_owned))
+        (
+            n,
+            business,
+            status.to_owned(),
+            attempts,
+            error.map(str::to_owned),
+        )
     };
     assert_eq!(
         rows,

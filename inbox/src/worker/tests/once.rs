@@ -56,9 +56,11 @@ async fn g5_a_crash_at_any_step_leaves_both_or_nothing() {
         // The end of the worker's task or thread stands for the end of the process.
         let options = Options {
             // Offsets that follow each other closely are stored as one.
-            on_step: Some(at(step, if step == Step::OffsetStored { 1 } else { 2 }, || {
-                panic!("the crash of this test")
-            })),
+            on_step: Some(at(
+                step,
+                if step == Step::OffsetStored { 1 } else { 2 },
+                || panic!("the crash of this test"),
+            )),
             ..Options::default()
         };
         let crashed = bench.start(&[0], options);
@@ -236,7 +238,10 @@ async fn g7_an_offset_is_stored_only_after_the_commit() {
     worker.stop().await.unwrap();
     assert_eq!(wrong.load(Ordering::SeqCst), 0);
     let stores: Vec<_> = bench.kafka.stores().into_iter().map(|(_, at)| at).collect();
-    assert!(stores.is_sorted() && stores.last() == Some(&20), "{stores:?}");
+    assert!(
+        stores.is_sorted() && stores.last() == Some(&20),
+        "{stores:?}"
+    );
     assert_eq!(
         bench.kafka.committed(0),
         Some(20),

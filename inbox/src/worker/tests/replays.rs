@@ -41,7 +41,9 @@ async fn g8_a_replayed_letter_has_its_effect_once_however_many_consumers_there_a
     let bench = Bench::new(1).await;
     for n in 0..20 {
         let key = if n % 2 == 0 { "broken" } else { "fine" };
-        bench.kafka.append_keyed(0, Uuid::now_v7(), key, &n.to_string());
+        bench
+            .kafka
+            .append_keyed(0, Uuid::now_v7(), key, &n.to_string());
     }
     let repaired = Arc::new(AtomicBool::new(false));
     let one = bench.start(&[0], broken(&repaired, OnFailure::DeadLetter));
@@ -58,14 +60,25 @@ async fn g8_a_replayed_letter_has_its_effect_once_however_many_consumers_there_a
     .await;
     repaired.store(true, Ordering::SeqCst);
     order(&bench, "true").await;
-    until(async || bench.count("SELECT count(*) FROM oncebox_dead_letter").await == 0).await;
+    until(async || {
+        bench
+            .count("SELECT count(*) FROM oncebox_dead_letter")
+            .await
+            == 0
+    })
+    .await;
     // A redelivery of them does nothing: the marks have stayed.
     bench.kafka.redeliver(one.member, 20);
     until(async || one.stats.duplicates() >= 20).await;
     for worker in [one, two, three] {
         worker.stop().await.unwrap();
     }
-    let mut effects: Vec<i32> = bench.effects().await.iter().map(|n| n.parse().unwrap()).collect();
+    let mut effects: Vec<i32> = bench
+        .effects()
+        .await
+        .iter()
+        .map(|n| n.parse().unwrap())
+        .collect();
     effects.sort_unstable();
     assert_eq!(effects, (0..20).collect::<Vec<_>>());
 }
@@ -74,7 +87,9 @@ async fn g8_a_replayed_letter_has_its_effect_once_however_many_consumers_there_a
 async fn g8_a_released_key_is_handled_in_order_and_later_messages_wait_for_it() {
     let bench = Bench::new(1).await;
     for n in 0..10 {
-        bench.kafka.append_keyed(0, Uuid::now_v7(), "broken", &n.to_string());
+        bench
+            .kafka
+            .append_keyed(0, Uuid::now_v7(), "broken", &n.to_string());
     }
     let repaired = Arc::new(AtomicBool::new(false));
     let worker = bench.start(&[0], broken(&repaired, OnFailure::BlockKey));
@@ -83,15 +98,28 @@ async fn g8_a_released_key_is_handled_in_order_and_later_messages_wait_for_it() 
     // More of the key while it is released.
     order(&bench, "record_offset = 0").await;
     for n in 10..60 {
-        bench.kafka.append_keyed(0, Uuid::now_v7(), "broken", &n.to_string());
+        bench
+            .kafka
+            .append_keyed(0, Uuid::now_v7(), "broken", &n.to_string());
         tokio::time::sleep(std::time::Duration::from_millis(2)).await;
     }
     bench.settled(0, 60).await;
-    until(async || bench.count("SELECT count(*) FROM oncebox_dead_letter").await == 0).await;
+    until(async || {
+        bench
+            .count("SELECT count(*) FROM oncebox_dead_letter")
+            .await
+            == 0
+    })
+    .await;
     worker.stop().await.unwrap();
     let expected: Vec<String> = (0..60).map(|n| n.to_string()).collect();
     assert_eq!(bench.effects().await, expected);
-    assert_eq!(bench.count("SELECT count(*) FROM oncebox_blocked_key").await, 0);
+    assert_eq!(
+        bench
+            .count("SELECT count(*) FROM oncebox_blocked_key")
+            .await,
+        0
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

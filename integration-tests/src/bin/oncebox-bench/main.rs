@@ -1,12 +1,13 @@
-//! The benchmarks of the relay: `cargo xtask bench relay|stallers|memory`.
+//! The benchmarks: `cargo xtask bench relay|stallers|memory|inbox|soak`.
 //!
 //! Rows of realistic JSON go from PostgreSQL (fsync on) to Kafka (one broker), with lz4 and without compression, beside
 //! the two limits that a relay has: COPY OUT of the same rows, and the same producer fed from memory. Ratios count: the
 //! absolute numbers are those of the machine and of whatever else runs on it. Then the time from a commit to a
 //! `read_committed` consumer at a modest rate. Every count is checked against an independent consumer; exit code 1 when
 //! one is wrong. `stallers` measures what open transactions of others cost (G9), `memory` what a broker costs that accepts
-//! nothing.
+//! nothing; `inbox` and `soak` are about the consumer.
 
+mod inbox;
 mod latency;
 mod limits;
 mod memory;
@@ -54,6 +55,13 @@ enum Command {
     Stallers(stallers::Options),
     /// The relay's memory while Kafka accepts nothing.
     Memory(memory::Options),
+    /// The inbox beside what its work costs without it.
+    Inbox(inbox::Options),
+    /// The inbox with injected duplicates: effects, memory, table sizes.
+    Soak(inbox::Soak),
+    /// A consumer in a process of its own; used by the soak.
+    #[command(hide = true)]
+    SoakProcess(inbox::Process),
     /// A relay in a process of its own; used by the benchmark.
     #[command(hide = true)]
     RelayProcess(relay::Options),
@@ -77,6 +85,9 @@ fn main() -> ExitCode {
         Command::Relay(options) => in_runtime(bench(options)),
         Command::Stallers(options) => in_runtime(stallers::measure(options)),
         Command::Memory(options) => in_runtime(memory::measure(options)),
+        Command::Inbox(options) => in_runtime(inbox::measure(options)),
+        Command::Soak(options) => in_runtime(inbox::soak(options)),
+        Command::SoakProcess(options) => in_runtime(inbox::process(options)),
         Command::RelayProcess(options) => in_runtime(relay::process(options)),
     };
     match outcome {
