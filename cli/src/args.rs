@@ -460,7 +460,7 @@ pub struct Inbox {
 /// Operations on the position of a consumer.
 #[derive(Debug, Subcommand)]
 pub enum InboxCommand {
-    /// Choose the offsets that a consumer goes on from, after it stopped for its safety.
+    /// Choose the offsets that a consumer goes on from, or accept its failures, after it stopped for its safety.
     Resume(InboxResume),
 }
 
@@ -470,15 +470,27 @@ pub struct InboxResume {
     /// The consumer's name (its group.id).
     #[arg(long, value_name = "NAME")]
     pub consumer: String,
-    /// The topic.
-    #[arg(long, value_name = "TOPIC")]
-    pub topic: String,
+    /// The topic; with --accept-failures all topics of the consumer.
+    #[arg(
+        long,
+        value_name = "TOPIC",
+        required_unless_present = "accept_failures"
+    )]
+    pub topic: Option<String>,
     /// earliest, latest, committed (Kafka's offset of the group), an offset, or a time such as 2026-11-29T20:00:00Z.
-    #[arg(long, value_name = "WHERE")]
-    pub from: String,
+    #[arg(
+        long,
+        value_name = "WHERE",
+        required_unless_present = "accept_failures"
+    )]
+    pub from: Option<String>,
     /// Only this partition [default: all].
     #[arg(long, value_name = "N")]
     pub partition: Option<i32>,
+    /// Many messages failed in a row, so that the consumer stopped instead of writing them off: the cause is repaired, or they
+    /// may become dead letters. It starts again after this.
+    #[arg(long, conflicts_with_all = ["topic", "from", "partition"])]
+    pub accept_failures: bool,
     /// Write it. Without: only say what would change.
     #[arg(long)]
     pub apply: bool,

@@ -96,7 +96,7 @@ pub enum Error {
     },
     /// Many messages failed in a row: that is an outage, or the wrong topic, and not poison (G8).
     #[error(
-        "{failures} messages of {topic} failed in a row for consumer `{consumer}`, the last one with: {failure}. That looks like an outage and not like poison: nothing more is written off. Repair it, then: oncebox inbox resume --consumer {consumer} --accept-failures"
+        "{failures} messages of {topic} failed in a row for consumer `{consumer}`, the last one with: {failure}. That looks like an outage and not like poison: nothing more is written off. Repair it, then: oncebox inbox resume --consumer {consumer} --accept-failures --apply"
     )]
     Breaker {
         /// The consumer.

@@ -506,18 +506,17 @@ impl<D: InboxStore> Consumer<D> {
             .map_err(|e| Error::database("connect to the database", e))?;
         D::check(&mut conn, &inbox.names).await?;
         let statements = D::statements(&inbox.names, inbox.idle_limit);
-        for topic in &inbox.topics {
-            let tripped = D::tripped(&mut conn, &statements, &inbox.consumer, topic)
-                .await
-                .map_err(|e| Error::database("look for a stop", e))?;
-            if let Some((failures, failure)) = tripped {
-                return Err(Error::Breaker {
-                    consumer: inbox.consumer,
-                    topic: topic.clone(),
-                    failures: u32::try_from(failures).unwrap_or_default(),
-                    failure,
-                });
-            }
+        let tripped = D::all_tripped(&mut conn, &statements, &inbox.consumer)
+            .await
+            .map_err(|e| Error::database("look for a stop", e))?;
+        let mut ours = tripped.into_iter();
+        if let Some((topic, failures, failure)) = ours.find(|(t, ..)| inbox.topics.contains(t)) {
+            return Err(Error::Breaker {
+                consumer: inbox.consumer,
+                topic,
+                failures: u32::try_from(failures).unwrap_or_default(),
+                failure,
+            });
         }
         let hint = match &inbox.hint {
             Some(hint) => {

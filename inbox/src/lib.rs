@@ -47,23 +47,37 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # One message, one transaction
+//! # One batch, one transaction
 //!
 //! ```text
 //! BEGIN                                    SQLite: BEGIN IMMEDIATE
-//! insert the mark (consumer, message id)   it was there: a duplicate, skip the handler
-//! handler(tx)                              the effect; outbox.enqueue(tx, …) belongs here too
-//! compare-and-set of the position          (owner, next, seq) that this process knows → next = offset + 1, seq + 1
+//! insert the marks (consumer, message id)  one that was there: a duplicate, no handler
+//! blocked keys                             theirs are parked, no handler
+//! handler(tx) …                            the effects; outbox.enqueue(tx, …) belongs here too
+//! records                                  if asked for
+//! compare-and-set of the position          (owner, next, seq) that this process knows → next, seq + 1
 //! COMMIT
 //! store the offset for Kafka               informational: the database knows where we are
 //! ```
 //!
-//! * Mark and effect commit together or not at all (guarantee G5), and the offset follows (G7).
+//! * Marks and effects commit together or not at all (guarantee G5), and the offset follows (G7).
+//! * A batch is what waits, up to [`Inbox::batch`] messages. A message that fails in one is redone alone, its neighbours without
+//!   it. [`Inbox::handle`] is called for each message, [`Inbox::handle_batch`] once for all.
+//! * [`Inbox::lanes`] run side by side, each with a transaction of its own. Messages of one key stay in one lane, in their order;
+//!   the position does not pass a message that is open in any lane.
 //! * Taking a partition writes a new owner into its position row. A process that lost the partition without knowing it finds
 //!   no row to set and rolls back (G6). On PostgreSQL the server ends its session if it stands still with a lock
 //!   ([`Inbox::transaction_idle_limit`]).
-//! * A lost answer to COMMIT is settled by reading the position row. A row that is behind what was committed means that the
-//!   database was restored or failed over with loss: the consumer goes back and applies again what is missing.
+//! * A lost answer to COMMIT is settled by reading the position row; until then no lane commits. A row that is behind what was
+//!   committed means that the database was restored or failed over with loss: the consumer goes back and applies again what is
+//!   missing.
+//!
+//! # How a duplicate is known
+//!
+//! [`Dedup::ById`] keeps a mark for each message for [`Inbox::window`], [`Dedup::ByOffset`] the position alone (one lane, behind an
+//! exactly-once producer), [`Dedup::None`] leaves it to the handler. A record without an Oncebox envelope is known as
+//! [`ForeignId`] says. A [`Hint`] ([`Inbox::hint`]) may spare a message that comes again its transaction; it is never
+//! believed without a look into the database. Two *different* messages about one thing are a matter for a [`guard`].
 //!
 //! # Where a partition starts
 //!
@@ -78,21 +92,24 @@
 //!
 //! | reported | what follows |
 //! |---|---|
-//! | [`HandlerError::Retriable`], any [`sqlx::Error`] that is not about the data | called again as the [`RetryPolicy`] says; then a dead letter. Only this partition waits |
-//! | [`HandlerError::Fatal`], a payload that does not parse, SQLSTATE class 22 or 23, a panic | a dead letter at once |
+//! | [`HandlerError::Retriable`], any [`sqlx::Error`] that is not about the data, longer than [`Inbox::handler_limit`] | called again as the [`RetryPolicy`] says, then [`OnFailure`]. Only its lane waits |
+//! | [`HandlerError::Conflict`], from a guard that lost a race | called again at once, up to ten times without counting; then as retriable |
+//! | [`HandlerError::Fatal`], a payload that does not parse, SQLSTATE class 22 or 23, a panic | [`OnFailure`] at once |
 //! | the database or Kafka is away (a statement or request of ours failed) | waited out, without limit and without counting |
 //!
-//! A dead letter is a row of `oncebox_dead_letter` with the whole message. It is written with the mark and the position in one
-//! transaction, and the partition goes on (G8). One that cannot be written stops the consumer.
+//! [`OnFailure::DeadLetter`] writes the whole message to `oncebox_dead_letter`, with the mark and the position in one transaction,
+//! and the key goes on (G8). [`OnFailure::BlockKey`] parks it there with every later message of its key. One that cannot be
+//! written stops the consumer; so do many in a row ([`Inbox::breaker`]). What an operator orders to be replayed ([`dead`]) the
+//! running consumer handles: the letter is deleted and the handler called in one transaction.
 //!
 //! An envelope of an unknown version stops the consumer ([`Error::UnknownEnvelope`]): that is a deployment in the wrong order, and
-//! a whole topic must not end up among the dead letters because of it. A record without any envelope is known as
-//! [`ForeignId`] says.
+//! a whole topic must not end up among the dead letters because of it.
 //!
 //! # Housekeeping
 //!
-//! The tables come from `oncebox migrate`. Marks stay until they are deleted: a mark must live longer than any redelivery,
-//! retry or replay of its message can take, at least as long as the topic keeps its records.
+//! The tables come from `oncebox migrate`. The consumer deletes marks that are older than the window. A window shorter than the
+//! retries or the outbox's retention is refused at the start. [`Inbox::record`] leaves a row for each settled message; its partitions
+//! and its retention are an operator's ([`record`]), and [`reconcile`] compares both sides.
 //!
 //! Counters: see [`Stats`].
 

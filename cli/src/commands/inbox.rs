@@ -11,8 +11,14 @@ use crate::config::{ConfigError, Settings};
 use crate::exit::Failure;
 
 pub(crate) async fn resume(args: &InboxResume, settings: &Settings) -> Result<(), Failure> {
+    if args.accept_failures {
+        let url = settings.database_url()?;
+        return with_pool!(url, pool => accept_in(pool, args, settings).await);
+    }
     let from: From = args
         .from
+        .as_deref()
+        .unwrap_or_default()
         .parse()
         .map_err(|e: resume::UnknownFrom| ConfigError::Value(format!("flag --from: {e}")))?;
     let url = settings.database_url()?;
@@ -28,7 +34,7 @@ async fn resume_in<D: InboxStore>(
     let mut request = Request::new(pool, settings.kafka()?)
         .names(settings.names()?)
         .consumer(&args.consumer)
-        .topic(&args.topic);
+        .topic(args.topic.as_deref().unwrap_or_default());
     if let Some(partition) = args.partition {
         request = request.partition(partition);
     }
@@ -44,4 +50,28 @@ async fn resume_in<D: InboxStore>(
         "nothing was changed; add --apply to do it"
     };
     print(&format!("{plan}{end}\n"))
+}
+
+async fn accept_in<D: InboxStore>(
+    pool: Pool<D>,
+    args: &InboxResume,
+    settings: &Settings,
+) -> Result<(), Failure> {
+    let names = settings.names()?;
+    let stops = if args.apply {
+        resume::accept_failures(&pool, &names, &args.consumer).await
+    } else {
+        resume::failures(&pool, &names, &args.consumer).await
+    };
+    let stops = stops.map_err(|e| failure(&e))?;
+    let mut text = String::new();
+    for stop in &stops {
+        text.push_str(&format!("{stop}\n"));
+    }
+    text.push_str(match (stops.is_empty(), args.apply) {
+        (true, _) => "nothing to accept: this consumer did not stop because of failures\n",
+        (false, true) => "accepted; the consumer may start again\n",
+        (false, false) => "nothing was changed; add --apply to do it\n",
+    });
+    print(&text)
 }

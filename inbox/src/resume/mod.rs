@@ -91,6 +91,105 @@ impl<D: InboxStore> Request<D> {
     }
 }
 
+/// A consumer that stopped because many messages failed in a row ([`Error::Breaker`]).
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Failures {
+    /// The topic.
+    pub topic: String,
+    /// How many failed in a row.
+    pub failures: i32,
+    /// Why the last one failed.
+    pub error: String,
+}
+
+impl std::fmt::Display for Failures {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self {
+            topic,
+            failures,
+            error,
+        } = self;
+        write!(
+            f,
+            "{topic}: {failures} failed in a row, the last one with: {error}"
+        )
+    }
+}
+
+/// Shows what [`accept_failures`] would accept.
+///
+/// # Errors
+///
+/// [`Error::Config`] for a name that is none, [`Error::Schema`], or what the database answered.
+///
+/// # Cancel safety
+///
+/// Reads only.
+pub async fn failures<D: InboxStore>(
+    pool: &Pool<D>,
+    names: &Names,
+    consumer: &str,
+) -> Result<Vec<Failures>, Error> {
+    let (mut conn, statements) = connect(pool, names, consumer).await?;
+    tripped::<D>(&mut conn, &statements, consumer).await
+}
+
+/// Lets a consumer that stopped because of failures start again, and says which these were. The messages that it did not write
+/// off are delivered again; those that fail still become dead letters, until as many have failed in a row.
+///
+/// # Errors
+///
+/// As [`failures`].
+///
+/// # Cancel safety
+///
+/// One statement: it happened or it did not.
+pub async fn accept_failures<D: InboxStore>(
+    pool: &Pool<D>,
+    names: &Names,
+    consumer: &str,
+) -> Result<Vec<Failures>, Error> {
+    let (mut conn, statements) = connect(pool, names, consumer).await?;
+    let stops = tripped::<D>(&mut conn, &statements, consumer).await?;
+    D::accept(&mut conn, &statements, consumer)
+        .await
+        .map_err(|e| Error::database("accept failures", e))?;
+    Ok(stops)
+}
+
+async fn connect<D: InboxStore>(
+    pool: &Pool<D>,
+    names: &Names,
+    consumer: &str,
+) -> Result<(sqlx::pool::PoolConnection<D>, crate::store::Statements), Error> {
+    check_consumer(consumer)?;
+    let mut conn = pool
+        .acquire()
+        .await
+        .map_err(|e| Error::database("connect to the database", e))?;
+    D::check(&mut conn, names).await?;
+    Ok((conn, D::statements(names, Duration::from_secs(60))))
+}
+
+async fn tripped<D: InboxStore>(
+    conn: &mut D::Connection,
+    statements: &crate::store::Statements,
+    consumer: &str,
+) -> Result<Vec<Failures>, Error> {
+    let rows = D::all_tripped(conn, statements, consumer)
+        .await
+        .map_err(|e| Error::database("look for a stop", e))?;
+    let rows = rows.into_iter();
+    Ok(rows
+        .map(|(topic, failures, error)| Failures {
+            topic,
+            failures,
+            error,
+        })
+        .collect())
+}
+
 /// Shows what [`apply`] would do.
 ///
 /// # Errors

@@ -167,19 +167,20 @@ async fn records<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
 
 async fn breakers<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
     let mut conn = pool.acquire().await.unwrap();
-    let tripped = D::tripped(&mut conn, statements, "a", "t").await.unwrap();
-    assert_eq!(tripped, None);
+    let tripped = D::all_tripped(&mut conn, statements, "a").await.unwrap();
+    assert_eq!(tripped, []);
     for failures in [5, 6] {
         D::trip(&mut conn, statements, "a", "t", failures, "no")
             .await
             .unwrap();
     }
-    let tripped = D::tripped(&mut conn, statements, "a", "t").await.unwrap();
-    assert_eq!(tripped, Some((5, "no".to_owned())), "the first one stays");
+    let tripped = D::all_tripped(&mut conn, statements, "a").await.unwrap();
+    let first = ("t".to_owned(), 5, "no".to_owned());
+    assert_eq!(tripped, [first], "the first one stays");
     assert_eq!(D::accept(&mut conn, statements, "b").await.unwrap(), 0);
     assert_eq!(D::accept(&mut conn, statements, "a").await.unwrap(), 1);
-    let tripped = D::tripped(&mut conn, statements, "a", "t").await.unwrap();
-    assert_eq!(tripped, None);
+    let tripped = D::all_tripped(&mut conn, statements, "a").await.unwrap();
+    assert_eq!(tripped, []);
 }
 
 async fn sweeps<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {

@@ -427,13 +427,12 @@ pub trait Store: sqlx::Database {
         error: &str,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
-    /// Whether it did, and why.
-    fn tripped(
+    /// The topics because of which a consumer stopped: how many messages failed, and why.
+    fn all_tripped(
         conn: &mut Self::Connection,
         statements: &Statements,
         consumer: &str,
-        topic: &str,
-    ) -> impl Future<Output = Result<Option<(i32, String)>, sqlx::Error>> + Send;
+    ) -> impl Future<Output = Result<Vec<(String, i32, String)>, sqlx::Error>> + Send;
 
     /// Somebody accepts the failures of a consumer. Returns how many topics that were.
     fn accept(
@@ -742,19 +741,19 @@ macro_rules! implement_statements {
                 .map(drop)
         }
 
-        async fn tripped(
+        async fn all_tripped(
             conn: &mut Self::Connection,
             statements: &Statements,
             consumer: &str,
-            topic: &str,
-        ) -> Result<Option<(i32, String)>, sqlx::Error> {
-            let row = $crate::store::sql::<$db>(&statements.tripped)
+        ) -> Result<Vec<(String, i32, String)>, sqlx::Error> {
+            let rows = $crate::store::sql::<$db>(&statements.tripped)
                 .bind(consumer)
-                .bind(topic)
-                .fetch_optional(conn)
+                .fetch_all(conn)
                 .await?;
-            row.map(|row| Ok((sqlx::Row::try_get(&row, 0)?, sqlx::Row::try_get(&row, 1)?)))
-                .transpose()
+            use sqlx::Row as _;
+            rows.iter()
+                .map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)))
+                .collect()
         }
 
         async fn accept(

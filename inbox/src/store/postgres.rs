@@ -54,7 +54,7 @@ const SQL: Templates = Templates {
             ARRAY(SELECT message_id FROM {inbox} WHERE consumer = $1 AND message_id = ANY($4)) \
             FROM {position} WHERE consumer = $1 AND topic = $2 AND partition = $3",
     trip: "INSERT INTO {breaker} (consumer, topic, failures, error) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
-    tripped: "SELECT failures, error FROM {breaker} WHERE consumer = $1 AND topic = $2",
+    tripped: "SELECT topic, failures, error FROM {breaker} WHERE consumer = $1 ORDER BY topic",
     accept: "DELETE FROM {breaker} WHERE consumer = $1",
     due_letter: "SELECT id, message_id, topic, partition, record_offset, key, payload, headers, attempts, parked, \
                  record_timestamp FROM {dead_letter} AS d WHERE consumer = $1 AND replay_at <= clock_timestamp() \

@@ -56,7 +56,7 @@ const SQL: Templates = Templates {
             AND message_id IN (SELECT unhex(value) FROM json_each($4))) \
             FROM {position} WHERE consumer = $1 AND topic = $2 AND partition = $3",
     trip: "INSERT INTO {breaker} (consumer, topic, failures, error) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
-    tripped: "SELECT failures, error FROM {breaker} WHERE consumer = $1 AND topic = $2",
+    tripped: "SELECT topic, failures, error FROM {breaker} WHERE consumer = $1 ORDER BY topic",
     accept: "DELETE FROM {breaker} WHERE consumer = $1",
     due_letter: "SELECT id, message_id, topic, partition, record_offset, key, payload, headers, attempts, parked, \
                  record_timestamp FROM {dead_letter} AS d WHERE consumer = $1 AND replay_at <= CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 \
