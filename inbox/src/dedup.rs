@@ -10,7 +10,8 @@ pub enum Dedup {
     /// By the position row alone: catches every redelivery, but not a message that lies in the topic twice. For topics that
     /// are written by the relay (or another exactly-once producer). One lane per partition; no row per message.
     ByOffset,
-    /// Not at all: a redelivery is handled again. For handlers that are idempotent by nature, for example "set the price to
+    /// By nothing but the position: what lies in the topic twice is handled twice, and so is a message above a hole (of a slower
+    /// lane) after a crash. For handlers that are idempotent by nature, for example "set the price to
     /// 5": same input, same state, no counter, no mail.
     None,
 }

@@ -48,8 +48,8 @@ pub struct Delivery {
     pub traceparent: Option<String>,
     /// W3C trace state.
     pub tracestate: Option<String>,
-    /// Which call of the handler for this delivery this is, from 1. Counted by this process: a restart or a rebalance
-    /// starts again at 1.
+    /// Which attempt at this message this is, from 1. Attempts that were written down count on after a restart or a rebalance;
+    /// those that follow each other within half a second, and calls among other messages of a batch, do not count.
     pub attempt: u32,
 }
 

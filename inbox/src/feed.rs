@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use crate::start::Facts;
 
 /// Longest wait for an answer to a question about a partition.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// A group consumer, used from one thread.
 pub(crate) trait Feed {

@@ -193,8 +193,8 @@ impl<D: InboxStore> Inbox<D> {
         self
     }
 
-    /// Transactions at the same time, over all partitions and lanes: so many connections of the pool are used. Defaults to
-    /// what the pool has less one, at most 8; 1 on SQLite.
+    /// Transactions of messages at the same time, over all partitions and lanes; a replay and the clean-up of the marks may use
+    /// one connection each besides. Defaults to what the pool has less one, at most 8; 1 on SQLite.
     #[must_use]
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = Some(connections);
@@ -518,6 +518,9 @@ impl<D: InboxStore> Consumer<D> {
                 failure,
             });
         }
+        let any_blocked = D::any_blocked(&mut conn, &statements, &inbox.consumer)
+            .await
+            .map_err(|e| Error::database("look for blocked keys", e))?;
         let hint = match &inbox.hint {
             Some(hint) => {
                 let epoch = D::epoch(&mut conn)
@@ -543,7 +546,7 @@ impl<D: InboxStore> Consumer<D> {
         }
         let stop = shutdown.child_token();
         let _stop_when_dropped = stop.clone().drop_guard();
-        let worker = tokio::spawn(consume(inbox, handler, hint, stop));
+        let worker = tokio::spawn(consume(inbox, handler, hint, any_blocked, stop));
         worker.await.map_err(|_| Error::Thread)?
     }
 }
@@ -553,6 +556,7 @@ async fn consume<D: InboxStore>(
     inbox: Inbox<D>,
     handler: Handler<D>,
     hint: Option<Hinted>,
+    any_blocked: bool,
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let Inbox { kafka, topics, .. } = &inbox;
@@ -570,6 +574,7 @@ async fn consume<D: InboxStore>(
         handler,
         dedup: inbox.dedup,
         on_failure: inbox.on_failure,
+        looks_for_blocked_keys: any_blocked || inbox.on_failure == OnFailure::BlockKey,
         hint,
         record: inbox.record,
         on_step: inbox.on_step,

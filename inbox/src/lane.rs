@@ -26,6 +26,8 @@ pub(crate) struct Standing {
     pub(crate) error: String,
     /// When it failed for the first time, microseconds since the Unix epoch.
     pub(crate) first_failed_at: Option<i64>,
+    /// The breaker knows of it.
+    pub(crate) counted: bool,
     /// No attempt is left: it is written off.
     pub(crate) given_up: bool,
     /// Stops the consumer when it is its turn.

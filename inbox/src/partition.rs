@@ -101,6 +101,9 @@ pub(crate) struct Partition {
     due: Instant,
     /// When the row was last written or read.
     verified: Instant,
+    /// Kafka was told where to deliver from since the row became ours. What comes before that was asked for by nobody: taking
+    /// it would pass everything between the position and it (G10).
+    listening: bool,
     /// Since when the queue is full.
     full_since: Option<Instant>,
 }
@@ -128,6 +131,7 @@ impl Partition {
             setbacks: 0,
             due: now,
             verified: now,
+            listening: false,
             full_since: None,
         }
     }
@@ -265,7 +269,7 @@ impl Partition {
         now: Instant,
         identify: impl FnOnce(&str) -> (Delivery, Standing),
     ) -> Received {
-        if self.phase == Phase::Unowned {
+        if self.phase == Phase::Unowned || !self.listening {
             return Received::Ignored;
         }
         let mut chain = self.term.chain();
@@ -299,9 +303,15 @@ impl Partition {
 
     /// Kafka has nothing more below this offset.
     pub(crate) fn reached(&mut self, end: i64) {
-        if self.phase != Phase::Unowned {
+        if self.phase != Phase::Unowned && self.listening {
             self.term.chain().reached(end);
         }
+    }
+
+    /// Kafka is told to deliver from [`Self::next`].
+    pub(crate) fn listens(&mut self) {
+        self.listening = self.phase != Phase::Unowned;
+        self.paused = false;
     }
 
     /// The row is ours.
@@ -314,6 +324,7 @@ impl Partition {
     ) {
         self.phase = Phase::Working;
         self.row_busy = false;
+        self.listening = false;
         self.term = Arc::new(Term::new(known));
         self.topic_id = topic_id;
         self.attempts = attempts;
@@ -394,6 +405,7 @@ impl Partition {
         // An attempt that is repeated at once is not worth a transaction.
         standing.unwritten = delay.is_some_and(|d| d >= WORTH_WRITING) || standing.written;
         standing.given_up = delay.is_none();
+        standing.counted = standing.given_up;
         match delay {
             Some(delay) => {
                 lane.due = now + delay;
@@ -441,6 +453,7 @@ impl Partition {
         self.term = Arc::new(Term::new(known));
         self.phase = Phase::Unowned;
         self.row_busy = false;
+        self.listening = false;
         self.attempts.clear();
         self.clear(now);
         self.later(jitter, now);
@@ -558,7 +571,26 @@ mod tests {
         };
         let mut partition = Partition::new(key, 1, LIMITS, now);
         partition.owned(known(next), "t".to_owned(), BTreeMap::new(), now);
+        partition.listens();
         partition
+    }
+
+    #[test]
+    fn g10_what_was_fetched_before_a_loss_is_not_taken_after_it() {
+        let mut partition = owned(50);
+        let now = Instant::now();
+        // The database lost commits: the row says 10, and Kafka goes on delivering from 57.
+        partition.lost(0.0, now);
+        partition.owned(known(10), "t".to_owned(), BTreeMap::new(), now);
+        assert_eq!(receive(&mut partition, 57, false), Received::Ignored);
+        partition.reached(58);
+        assert_eq!(
+            partition.next(),
+            Some(10),
+            "Kafka is asked for what is missing"
+        );
+        partition.listens();
+        assert_eq!(receive(&mut partition, 10, false), Received::Queued);
     }
 
     #[test]
@@ -574,6 +606,7 @@ mod tests {
         partition.lost(0.0, now);
         let later = now + Duration::from_secs(60);
         partition.owned(known(10), "t".to_owned(), BTreeMap::new(), later);
+        partition.listens();
         receive(&mut partition, 10, false);
         let work = partition.work(later);
         assert!(

@@ -47,6 +47,8 @@ pub(crate) struct Processor<D: InboxStore> {
     pub(crate) handler: Handler<D>,
     pub(crate) dedup: Dedup,
     pub(crate) on_failure: OnFailure,
+    /// Keys are blocked by this policy, or are still blocked by an earlier one.
+    pub(crate) looks_for_blocked_keys: bool,
     pub(crate) hint: Option<Hinted>,
     /// Write a record of every message, with this id of the business.
     pub(crate) record: Option<BusinessId>,
@@ -120,7 +122,7 @@ fn failure(at: Option<usize>, error: &HandlerError) -> Failure {
     }
 }
 
-fn now_micros() -> i64 {
+pub(crate) fn now_micros() -> i64 {
     i64::try_from(OffsetDateTime::now_utc().unix_timestamp_nanos() / 1_000).unwrap_or_default()
 }
 
@@ -158,8 +160,49 @@ impl<D: InboxStore> Processor<D> {
             term.chain().skip(&batch.offsets());
             return Ok(Outcome::Settled(vec![Settled::Known; deliveries.len()]));
         }
-        let (mut tx, mut fresh) = self.open(key, deliveries).await?;
-        let blocked = self.blocked(&mut tx, key, deliveries).await?;
+        let (mut tx, fresh) = self.open(key, deliveries).await?;
+        let begun = Instant::now();
+        // The position moves only with a mark of this transaction; a batch of duplicates alone has nothing to lose.
+        let marked = fresh.as_ref().and_then(|fresh| fresh.first().copied());
+        let fates = match self.work_through(&mut tx, key, batch, fresh).await {
+            Ok(fates) => fates,
+            Err(Broken::Handler(at, error)) => {
+                return Ok(self.handler_failed(tx, at, &error).await);
+            }
+            Err(Broken::After(at, error)) => {
+                self.undo(tx).await;
+                return Ok(self.after_handler(at, error, begun.elapsed()));
+            }
+            Err(Broken::Ours(outcome)) => {
+                self.undo(tx).await;
+                return Err(outcome);
+            }
+        };
+        let idle = begun.elapsed();
+        let settled = fates.iter().map(|fate| fate.settled).collect();
+        let offsets = batch.offsets();
+        let finished = self.finish(tx, key, term, &offsets, marked, settled);
+        let outcome = match finished.await {
+            Finished::Done(outcome) => outcome,
+            Finished::NotAdvanced(e) => self.after_handler(None, e, idle),
+        };
+        if let (Outcome::Settled(_), Some(Hinted { hint, scope })) = (&outcome, &self.hint) {
+            let ids: Vec<Uuid> = deliveries.iter().map(|d| d.message_id).collect();
+            hint.settled(scope, &ids).await;
+        }
+        Ok(outcome)
+    }
+
+    /// The handlers of a batch, and what is written beside them.
+    async fn work_through(
+        &self,
+        tx: &mut Transaction<'static, D>,
+        key: &Key,
+        batch: &Batch,
+        mut fresh: Option<BTreeSet<Uuid>>,
+    ) -> Result<Vec<Fate>, Broken> {
+        let deliveries = &batch.deliveries;
+        let blocked = self.blocked(tx, key, deliveries).await?;
         if fresh.as_ref().is_none_or(|fresh| !fresh.is_empty()) {
             self.step(Step::Marked);
         }
@@ -172,7 +215,6 @@ impl<D: InboxStore> Processor<D> {
             })
             .collect();
         let is_blocked = |d: &Delivery| d.key.as_deref().is_some_and(|k| blocked.contains(k));
-        let begun = Instant::now();
         let mut fates = Vec::with_capacity(deliveries.len());
         for (i, delivery) in deliveries.iter().enumerate() {
             if !first[i] {
@@ -180,18 +222,17 @@ impl<D: InboxStore> Processor<D> {
                 fates.push(Fate::of(Settled::Duplicate));
             } else if is_blocked(delivery) {
                 let letter = self.letter(delivery, 0, None, "waits behind a blocked key", true);
-                self.write_letter(&mut tx, key, letter).await?;
+                self.write_letter(tx, key, letter).await?;
                 fates.push(Fate::of(Settled::Parked));
             } else if let Handler::Each(_) = &self.handler {
                 let begun = Instant::now();
-                if let Err(error) = self.handle(&mut tx, std::slice::from_ref(delivery)).await {
-                    return Ok(self.handler_failed(tx, Some(i), &error).await);
-                }
-                if D::IN_PROCESS
-                    && let Err(e) = self.still_open(&mut tx).await
-                {
-                    self.undo(tx).await;
-                    return Ok(self.after_handler(Some(i), e, begun.elapsed()));
+                self.handle(tx, std::slice::from_ref(delivery))
+                    .await
+                    .map_err(|e| Broken::Handler(Some(i), e))?;
+                if D::IN_PROCESS {
+                    self.still_open(tx)
+                        .await
+                        .map_err(|e| Broken::After(Some(i), e))?;
                 }
                 self.step(Step::Handled);
                 fates.push(Fate {
@@ -202,27 +243,15 @@ impl<D: InboxStore> Processor<D> {
                 fates.push(Fate::of(Settled::Effect));
             }
         }
-        if let Handler::Batch(_) = &self.handler
-            && let Err(error) = self.handle_all(&mut tx, deliveries, &mut fates).await
-        {
-            return Ok(self.handler_failed(tx, None, &error).await);
+        if let Handler::Batch(_) = &self.handler {
+            self.handle_all(tx, deliveries, &mut fates)
+                .await
+                .map_err(|e| Broken::Handler(None, e))?;
         }
-        if let Err(e) = self.keep_books(&mut tx, key, batch, &fates).await {
-            return Ok(self.after_handler(None, e, begun.elapsed()));
-        }
-        let marked = self.dedup.marks().then(|| deliveries[0].message_id);
-        let settled = fates.iter().map(|fate| fate.settled).collect();
-        let offsets = batch.offsets();
-        let finished = self.finish(tx, key, term, &offsets, marked, settled);
-        let outcome = match finished.await {
-            Finished::Done(outcome) => outcome,
-            Finished::NotAdvanced(e) => self.after_handler(None, e, begun.elapsed()),
-        };
-        if let (Outcome::Settled(_), Some(Hinted { hint, scope })) = (&outcome, &self.hint) {
-            let ids: Vec<Uuid> = deliveries.iter().map(|d| d.message_id).collect();
-            hint.settled(scope, &ids).await;
-        }
-        Ok(outcome)
+        self.keep_books(tx, key, batch, &fates)
+            .await
+            .map_err(|e| Broken::After(None, e))?;
+        Ok(fates)
     }
 
     /// Whether every message is settled without a doubt. A hint alone skips nothing: one statement has to find the marks and
@@ -239,20 +268,26 @@ impl<D: InboxStore> Processor<D> {
         if !hint.known(scope, &ids).await.into_iter().all(|known| known) {
             return false;
         }
+        let Ok(mut conn) = self.limited(self.pool.acquire()).await else {
+            return false;
+        };
         // No other lane moves the row meanwhile.
-        let _turn = term.turn.lock().await;
+        let turn = term.turn.lock().await;
         let expected = {
             let chain = term.chain();
             (!chain.in_doubt).then_some(chain.known)
         };
-        let read = async {
-            let mut conn = self.pool.acquire().await?;
-            D::known(&mut conn, &self.statements, key, &ids).await
+        let read = D::known(&mut conn, &self.statements, key, &ids);
+        let Ok(Some((row, marked))) = self.limited(read).await else {
+            return false;
         };
-        match self.limited(read).await {
-            Ok(Some((row, marked))) => Some(row) == expected && marked.len() == ids.len(),
-            Ok(None) | Err(_) => false,
+        drop(turn);
+        if marked.len() < ids.len() {
+            let unknown = ids.iter().filter(|id| !marked.contains(id));
+            let unknown: Vec<Uuid> = unknown.copied().collect();
+            hint.forget(scope, &unknown).await;
         }
+        Some(row) == expected && marked.len() == ids.len()
     }
 
     /// The database lost commits: what the hints know may be void.
@@ -310,9 +345,13 @@ impl<D: InboxStore> Processor<D> {
                 return Err(outcome);
             }
         }
-        self.keep_books(&mut tx, key, batch, &[Fate::of(settled)])
+        if let Err(e) = self
+            .keep_books(&mut tx, key, batch, &[Fate::of(settled)])
             .await
-            .map_err(cannot("write the record"))?;
+        {
+            self.undo(tx).await;
+            return Ok(own("write the record", e));
+        }
         let marked = self.dedup.marks().then_some(delivery.message_id);
         let offset = [delivery.offset];
         let finished = self.finish(tx, key, term, &offset, marked, vec![settled]);
@@ -341,17 +380,16 @@ impl<D: InboxStore> Processor<D> {
             first_failed_at: standing.first_failed_at.unwrap_or_else(now_micros),
             wait: due.saturating_duration_since(Instant::now()),
         };
-        let write = async {
-            let mut tx = self.limited(D::begin(&self.pool, &self.statements)).await?;
-            let statements = &self.statements;
-            self.limited(D::note(&mut tx, statements, key, delivery.offset, &attempt))
-                .await?;
-            Ok(tx)
+        let mut tx = match self.limited(D::begin(&self.pool, &self.statements)).await {
+            Ok(tx) => tx,
+            Err(e) => return own("begin a transaction", e),
         };
-        match write.await {
-            Ok(tx) => self.finish_own(tx, key, term).await,
-            Err(e) => own("write down an attempt", e),
+        let write = D::note(&mut tx, &self.statements, key, delivery.offset, &attempt);
+        if let Err(e) = self.limited(write).await {
+            self.undo(tx).await;
+            return own("write down an attempt", e);
         }
+        self.finish_own(tx, key, term).await
     }
 
     /// Writes a position that was reached without a transaction.
@@ -379,30 +417,25 @@ impl<D: InboxStore> Processor<D> {
             .limited(D::begin(&self.pool, &self.statements))
             .await
             .map_err(cannot("begin a transaction"))?;
-        if self.is_guarded() {
-            self.limited(D::guard(&mut tx))
-                .await
-                .map_err(cannot("set a savepoint"))?;
-        }
         if !self.dedup.marks() {
             return Ok((tx, None));
         }
         // Sorted: unsorted batches deadlock.
         let ids: BTreeSet<Uuid> = deliveries.iter().map(|d| d.message_id).collect();
         let ids: Vec<Uuid> = ids.into_iter().collect();
-        let fresh = self
+        match self
             .limited(D::mark(&mut tx, &self.statements, &key.consumer, &ids))
             .await
-            .map_err(cannot("insert the dedup marks"))?;
-        Ok((tx, Some(fresh.into_iter().collect())))
+        {
+            Ok(fresh) => Ok((tx, Some(fresh.into_iter().collect()))),
+            Err(e) => {
+                self.undo(tx).await;
+                Err(Box::new(own("insert the dedup marks", e)))
+            }
+        }
     }
 
-    /// Whether a savepoint shows that the transaction is still the same: where no mark does, and where the database may
-    /// roll back by itself between two handlers.
-    fn is_guarded(&self) -> bool {
-        D::IN_PROCESS || !self.dedup.marks()
-    }
-
+    /// Between two handlers, where that costs nothing: the database may have rolled back by itself.
     async fn still_open(&self, tx: &mut Transaction<'static, D>) -> Result<(), sqlx::Error> {
         self.limited(D::intact(tx)).await?;
         self.limited(D::guard(tx)).await
@@ -415,7 +448,7 @@ impl<D: InboxStore> Processor<D> {
         key: &Key,
         deliveries: &[Delivery],
     ) -> Result<BTreeSet<Vec<u8>>, Box<Outcome>> {
-        if self.on_failure != OnFailure::BlockKey {
+        if !self.looks_for_blocked_keys {
             return Ok(BTreeSet::new());
         }
         let keys: BTreeSet<&[u8]> = deliveries.iter().filter_map(|d| d.key.as_deref()).collect();
@@ -484,14 +517,19 @@ impl<D: InboxStore> Processor<D> {
         settled: Vec<Settled>,
     ) -> Finished {
         let handled = !settled.is_empty();
-        if handled
-            && self.is_guarded()
-            && let Err(e) = self.limited(D::intact(&mut tx)).await
-        {
+        if handled && let Err(e) = self.limited(D::intact(&mut tx)).await {
             self.undo(tx).await;
             return Finished::NotAdvanced(e);
         }
+        let waiting = Instant::now();
         let turn = term.turn.lock().await;
+        if waiting.elapsed() >= self.idle_limit / 2 {
+            // Another lane waited long for an answer. The session may be ended at any moment, and that would look like a
+            // failure of the handler.
+            drop(turn);
+            self.undo(tx).await;
+            return Finished::Done(Outcome::Outage(timed_out(waiting.elapsed())));
+        }
         let Some((from, to)) = term.begin_commit(offsets) else {
             drop(turn);
             self.undo(tx).await;
@@ -524,7 +562,7 @@ impl<D: InboxStore> Processor<D> {
             }
         }
         self.step(Step::BeforeCommit);
-        match self.limited(tx.commit()).await {
+        match self.commit(tx).await {
             Ok(()) => {
                 let mut chain = term.chain();
                 chain.commit(offsets, to);
@@ -549,6 +587,17 @@ impl<D: InboxStore> Processor<D> {
                 Finished::Done(Outcome::Unsure("the answer to a commit was lost"))
             }
         }
+    }
+
+    /// COMMIT. SQLite rolls back by itself when it cannot commit (a full disk), and sqlx would go on counting the transaction: a
+    /// connection on which nothing can begin any more.
+    pub(crate) async fn commit(&self, mut tx: Transaction<'static, D>) -> Result<(), sqlx::Error> {
+        if !D::IN_PROCESS {
+            return self.limited(tx.commit()).await;
+        }
+        let committed = self.limited(D::plain(&mut tx, "COMMIT")).await;
+        self.undo(tx).await;
+        committed
     }
 
     /// G5: the handler's writes go before anybody thinks about a retry or a dead letter.
@@ -581,10 +630,7 @@ impl<D: InboxStore> Processor<D> {
         let limit = self.idle_limit + STATEMENT_LIMIT;
         match tokio::time::timeout(limit, statement).await {
             Ok(result) => result,
-            Err(_) => Err(sqlx::Error::Io(std::io::Error::new(
-                std::io::ErrorKind::TimedOut,
-                format!("no answer within {} s", limit.as_secs()),
-            ))),
+            Err(_) => Err(timed_out(limit)),
         }
     }
 
@@ -800,6 +846,7 @@ impl<D: InboxStore> Processor<D> {
             let Some(row) = D::take(&mut tx, statements, key, Uuid::new_v4()).await? else {
                 return Ok(None);
             };
+            D::forget_below(&mut tx, statements, key, row.next).await?;
             let attempts = D::attempts(&mut tx, statements, key, row.next).await?;
             tx.commit().await?;
             Ok(Some((row, attempts)))
@@ -839,6 +886,22 @@ impl Fate {
     }
 }
 
+/// What went wrong between the marks and the position.
+enum Broken {
+    /// The handler of this message.
+    Handler(Option<usize>, HandlerError),
+    /// A statement after it, which may be its fault.
+    After(Option<usize>, sqlx::Error),
+    /// A statement of ours.
+    Ours(Box<Outcome>),
+}
+
+impl From<Box<Outcome>> for Broken {
+    fn from(outcome: Box<Outcome>) -> Self {
+        Self::Ours(outcome)
+    }
+}
+
 /// How [`Processor::finish`] ended.
 enum Finished {
     Done(Outcome),
@@ -874,8 +937,15 @@ fn stop_at(key: &Key, delivery: &Delivery, failure: &str, problem: String) -> Bo
     }))
 }
 
+fn timed_out(limit: Duration) -> sqlx::Error {
+    sqlx::Error::Io(std::io::Error::new(
+        std::io::ErrorKind::TimedOut,
+        format!("no answer within {} s", limit.as_secs()),
+    ))
+}
+
 /// PostgreSQL's text holds no NUL; and an error text is for people.
-fn storable(text: &str) -> String {
+pub(crate) fn storable(text: &str) -> String {
     let mut text = text.replace('\0', "\u{fffd}");
     if text.len() > ERROR_LIMIT {
         let mut end = ERROR_LIMIT;

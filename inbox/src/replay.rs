@@ -17,8 +17,8 @@ use crate::delivery::{Delivery, identify};
 use crate::foreign::ForeignId;
 use crate::handler::HandlerError;
 use crate::position::Key;
-use crate::process::Processor;
-use crate::store::Letter;
+use crate::process::{Processor, now_micros, storable};
+use crate::store::{Letter, Recorded};
 
 /// How often orders are looked for.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -119,7 +119,6 @@ impl<D: InboxStore> Processor<D> {
         {
             return self.gone(tx).await;
         }
-        self.limited(D::guard(&mut tx)).await?;
         let delivery = match delivery(key, letter) {
             Ok(delivery) => delivery,
             Err(e) => {
@@ -127,12 +126,15 @@ impl<D: InboxStore> Processor<D> {
                 return Ok(Replayed::Failed(e.chain()));
             }
         };
+        let begun = std::time::Instant::now();
         if let Err(e) = self.handle(&mut tx, std::slice::from_ref(&delivery)).await {
             self.undo(tx).await;
             return Ok(Replayed::Failed(e.chain()));
         }
+        let took = begun.elapsed();
         let after = async {
             self.limited(D::intact(&mut tx)).await?;
+            self.record_replay(&mut tx, key, &delivery, took).await?;
             if let (true, Some(name)) = (letter.parked, &letter.key) {
                 self.limited(D::release_next(&mut tx, statements, key, name))
                     .await?;
@@ -145,7 +147,7 @@ impl<D: InboxStore> Processor<D> {
                 "the handler returned Ok, but the statement after it failed: {e}"
             )));
         }
-        match self.limited(tx.commit()).await {
+        match self.commit(tx).await {
             Ok(()) => Ok(Replayed::Effect),
             Err(e) if e.as_database_error().is_some() => {
                 Ok(Replayed::Failed(HandlerError::from(e).chain()))
@@ -153,6 +155,30 @@ impl<D: InboxStore> Processor<D> {
             // Unknown: the letter is there, or it is not.
             Err(e) => Err(e),
         }
+    }
+
+    async fn record_replay(
+        &self,
+        tx: &mut sqlx::Transaction<'static, D>,
+        key: &Key,
+        delivery: &Delivery,
+        took: Duration,
+    ) -> Result<(), sqlx::Error> {
+        let Some(business_id) = &self.record else {
+            return Ok(());
+        };
+        let record = Recorded {
+            offset: delivery.offset,
+            message_id: delivery.message_id,
+            business_id: business_id(delivery).map(|id| storable(&id)),
+            status: "effect",
+            attempts: i32::try_from(delivery.attempt).unwrap_or(i32::MAX),
+            first_at: now_micros(),
+            duration_us: i64::try_from(took.as_micros()).unwrap_or(i64::MAX),
+            error: None,
+        };
+        self.limited(D::record(tx, &self.statements, key, &[record]))
+            .await
     }
 
     async fn gone(&self, tx: sqlx::Transaction<'static, D>) -> Result<Replayed, sqlx::Error> {

@@ -328,7 +328,9 @@ impl World {
         let attempts = self.database.attempts.split_off(&row.next);
         self.database.attempts = attempts.clone();
         self.processes[i].fetch = self.log.partition_point(|(offset, _)| *offset < row.next);
-        self.part(i).owned(row.known(), row.topic_id, attempts, now);
+        let partition = self.part(i);
+        partition.owned(row.known(), row.topic_id, attempts, now);
+        partition.listens();
     }
 
     fn read(&mut self, i: usize, known: Known) {

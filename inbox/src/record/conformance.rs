@@ -360,7 +360,7 @@ mod partitions {
             vec![],
         )
         .await;
-        assert_eq!(indexes, 10, "two for each of five partitions");
+        assert_eq!(indexes, 15, "three for each of five partitions");
     }
 
     #[tokio::test]

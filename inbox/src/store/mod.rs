@@ -38,8 +38,10 @@ pub struct Statements {
     buried: Arc<str>,
     block: Arc<str>,
     blocked: Arc<str>,
+    any_blocked: Arc<str>,
     note: Arc<str>,
     forget: Arc<str>,
+    forget_below: Arc<str>,
     attempts: Arc<str>,
     record: Arc<str>,
     known: Arc<str>,
@@ -92,8 +94,10 @@ impl Statements {
             buried: fill(templates.buried),
             block: fill(templates.block),
             blocked: fill(templates.blocked),
+            any_blocked: fill(templates.any_blocked),
             note: fill(templates.note),
             forget: fill(templates.forget),
+            forget_below: fill(templates.forget_below),
             attempts: fill(templates.attempts),
             record: fill(templates.record),
             known: fill(templates.known),
@@ -127,8 +131,10 @@ struct Templates {
     buried: &'static str,
     block: &'static str,
     blocked: &'static str,
+    any_blocked: &'static str,
     note: &'static str,
     forget: &'static str,
+    forget_below: &'static str,
     attempts: &'static str,
     record: &'static str,
     known: &'static str,
@@ -243,13 +249,12 @@ pub trait Store: sqlx::Database {
         names: &Names,
     ) -> impl Future<Output = Result<(), oncebox_migrations::Error>> + Send;
 
-    /// Begins a writing transaction.
+    /// Begins a writing transaction, with the savepoint that [`Store::intact`] looks for.
     fn begin(
         pool: &Pool<Self>,
         statements: &Statements,
     ) -> impl Future<Output = Result<Transaction<'static, Self>, sqlx::Error>> + Send {
-        let begin = AssertSqlSafe(Arc::clone(&statements.begin));
-        async move { pool.begin_with(begin).await }
+        begin(pool, &statements.begin)
     }
 
     /// Begins a writing transaction that gives up with an error after a few seconds of waiting for a lock.
@@ -257,8 +262,7 @@ pub trait Store: sqlx::Database {
         pool: &Pool<Self>,
         statements: &Statements,
     ) -> impl Future<Output = Result<Transaction<'static, Self>, sqlx::Error>> + Send {
-        let begin = AssertSqlSafe(Arc::clone(&statements.begin_brief));
-        async move { pool.begin_with(begin).await }
+        begin(pool, &statements.begin_brief)
     }
 
     /// Inserts dedup marks, and returns those that were not there. Waits for other transactions that are inserting the same
@@ -282,7 +286,7 @@ pub trait Store: sqlx::Database {
         marked: Option<Uuid>,
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
-    /// A savepoint that [`Store::intact`] looks for.
+    /// Another savepoint that [`Store::intact`] looks for.
     fn guard(conn: &mut Self::Connection) -> impl Future<Output = Result<(), sqlx::Error>> + Send {
         async move { Self::plain(conn, "SAVEPOINT oncebox").await }
     }
@@ -311,6 +315,13 @@ pub trait Store: sqlx::Database {
         keys: &[&[u8]],
     ) -> impl Future<Output = Result<Vec<Vec<u8>>, sqlx::Error>> + Send;
 
+    /// Whether any key of a consumer is blocked.
+    fn any_blocked(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
     /// Blocks a key.
     fn block(
         conn: &mut Self::Connection,
@@ -327,6 +338,14 @@ pub trait Store: sqlx::Database {
         key: &Key,
         offset: i64,
         attempt: &Attempt,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Deletes the attempts of messages below an offset: they are settled.
+    fn forget_below(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        key: &Key,
+        next: i64,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// Deletes the attempts of a message.
@@ -539,6 +558,18 @@ macro_rules! implement_statements {
             Ok(query.execute(conn).await?.rows_affected() == 1)
         }
 
+        async fn any_blocked(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            consumer: &str,
+        ) -> Result<bool, sqlx::Error> {
+            let row = $crate::store::sql::<$db>(&statements.any_blocked)
+                .bind(consumer)
+                .fetch_optional(conn)
+                .await?;
+            Ok(row.is_some())
+        }
+
         async fn block(
             conn: &mut Self::Connection,
             statements: &Statements,
@@ -690,11 +721,14 @@ macro_rules! implement_statements {
             letter: &$crate::store::Letter,
             error: &str,
         ) -> Result<(), sqlx::Error> {
-            $crate::store::sql::<$db>(&statements.refuse_letter)
+            let done = $crate::store::sql::<$db>(&statements.refuse_letter)
                 .bind(letter.id)
                 .bind(error)
                 .execute(&mut *conn)
                 .await?;
+            if done.rows_affected() == 0 {
+                return Ok(());
+            }
             let Some(name) = letter.key.as_deref().filter(|_| letter.parked) else {
                 return Ok(());
             };
@@ -702,6 +736,22 @@ macro_rules! implement_statements {
                 .bind(&*key.consumer)
                 .bind(&*key.topic)
                 .bind(name)
+                .execute(conn)
+                .await
+                .map(drop)
+        }
+
+        async fn forget_below(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            key: &$crate::position::Key,
+            next: i64,
+        ) -> Result<(), sqlx::Error> {
+            $crate::store::sql::<$db>(&statements.forget_below)
+                .bind(&*key.consumer)
+                .bind(&*key.topic)
+                .bind(key.partition)
+                .bind(next)
                 .execute(conn)
                 .await
                 .map(drop)
@@ -879,6 +929,19 @@ macro_rules! implement_statements {
     };
 }
 use implement_statements;
+
+/// Begins a transaction in a task of its own. Dropped between the BEGIN and its answer, sqlx would give a connection with an open
+/// transaction back to the pool, where the service itself would go on in it.
+fn begin<D: Store>(
+    pool: &Pool<D>,
+    begin: &Arc<str>,
+) -> impl Future<Output = Result<Transaction<'static, D>, sqlx::Error>> + Send + use<D> {
+    let (pool, begin) = (pool.clone(), AssertSqlSafe(Arc::clone(begin)));
+    async move {
+        let begun = tokio::spawn(async move { pool.begin_with(begin).await });
+        begun.await.map_err(|_| sqlx::Error::WorkerCrashed)?
+    }
+}
 
 /// Reads `record_offset, message_id, attempts, error, first_at, wait` (both in microseconds).
 fn attempt_row<'r, R>(row: &'r R) -> Result<(i64, Attempt), sqlx::Error>

@@ -32,15 +32,19 @@ const SQL: Templates = Templates {
            ON CONFLICT DO NOTHING",
     buried: "SELECT message_id FROM {dead_letter} \
              WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset = $4",
-    block: "INSERT INTO {blocked_key} (consumer, topic, key, reason) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+    // DO UPDATE locks a row that is there, and inserts again when a release has just deleted it; DO NOTHING would not wait.
+    block: "INSERT INTO {blocked_key} AS b (consumer, topic, key, reason) VALUES ($1, $2, $3, $4) \
+            ON CONFLICT (consumer, topic, key) DO UPDATE SET reason = b.reason",
     // In the order of the keys: two batches that lock several keys must not wait for each other.
     blocked: "SELECT key FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = ANY($3) ORDER BY key FOR UPDATE",
+    any_blocked: "SELECT 1 FROM {blocked_key} WHERE consumer = $1 LIMIT 1",
     note: "INSERT INTO {attempt} AS a \
            (consumer, topic, partition, record_offset, message_id, attempts, error, first_at, due_at) \
            VALUES ($1, $2, $3, $4, $5, $6, $7, 'epoch'::timestamptz + $8 * interval '1 microsecond', \
            clock_timestamp() + $9 * interval '1 microsecond') \
            ON CONFLICT (consumer, topic, partition, record_offset) DO UPDATE SET message_id = excluded.message_id, \
            attempts = excluded.attempts, error = excluded.error, first_at = excluded.first_at, due_at = excluded.due_at",
+    forget_below: "DELETE FROM {attempt} WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset < $4",
     forget: "DELETE FROM {attempt} WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset = $4",
     attempts: "SELECT record_offset, message_id, attempts, error, (extract(epoch FROM first_at) * 1000000)::bigint, \
                (extract(epoch FROM greatest(due_at - clock_timestamp(), interval '0')) * 1000000)::bigint \
@@ -60,7 +64,7 @@ const SQL: Templates = Templates {
                  record_timestamp FROM {dead_letter} AS d WHERE consumer = $1 AND replay_at <= clock_timestamp() \
                  AND NOT (parked AND EXISTS (SELECT 1 FROM {dead_letter} AS e WHERE e.consumer = d.consumer AND e.topic = d.topic \
                  AND e.key = d.key AND e.parked AND (e.partition, e.record_offset) < (d.partition, d.record_offset))) \
-                 ORDER BY replay_at, id LIMIT 1",
+                 ORDER BY replay_at, id LIMIT 1 FOR UPDATE SKIP LOCKED",
     count_replay: "UPDATE {dead_letter} SET replays = replays + 1 WHERE id = $1 AND replay_at IS NOT NULL RETURNING replays",
     take_letter: "DELETE FROM {dead_letter} WHERE id = $1 AND replay_at IS NOT NULL",
     first_parked: "SELECT id FROM {dead_letter} WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked \
@@ -70,7 +74,8 @@ const SQL: Templates = Templates {
                    ORDER BY partition, record_offset LIMIT 1)",
     pages: "SELECT pg_relation_size('{inbox}') / current_setting('block_size')::bigint",
     unblock: "DELETE FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = $3",
-    refuse_letter: "UPDATE {dead_letter} SET replay_at = NULL, error = $2, attempts = attempts + 1 WHERE id = $1",
+    refuse_letter: "UPDATE {dead_letter} SET replay_at = NULL, error = $2, attempts = attempts + 1 \
+                    WHERE id = $1 AND replay_at IS NOT NULL",
     refuse_key: "UPDATE {dead_letter} SET replay_at = NULL WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked",
     // Through the table by its pages: no index, no scan that begins at deleted rows, and each chunk costs the same.
     sweep: "DELETE FROM {inbox} WHERE ctid >= format('(%s,0)', $3)::tid AND ctid < format('(%s,0)', $3 + 256)::tid \
@@ -91,9 +96,11 @@ impl Store for Postgres {
             "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = {}",
             idle_limit.as_millis()
         );
+        // Before the CAS it is looked for: a handler that ended the transaction by itself is noticed.
+        let guarded = format!("{begin}; SAVEPOINT oncebox");
         // Taking one partition must not keep the others waiting behind a stopped owner's lock (G9).
         let brief = format!("{begin}; SET LOCAL lock_timeout = 2000");
-        Statements::new(Dialect::Postgres, names, &begin, &brief, &SQL)
+        Statements::new(Dialect::Postgres, names, &guarded, &brief, &SQL)
     }
 
     async fn check(

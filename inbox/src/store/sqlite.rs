@@ -37,14 +37,17 @@ const SQL: Templates = Templates {
            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT DO NOTHING",
     buried: "SELECT message_id FROM {dead_letter} \
              WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset = $4",
-    block: "INSERT INTO {blocked_key} (consumer, topic, key, reason) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
+    block: "INSERT INTO {blocked_key} AS b (consumer, topic, key, reason) VALUES ($1, $2, $3, $4) \
+            ON CONFLICT (consumer, topic, key) DO UPDATE SET reason = b.reason",
     blocked: "SELECT key FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = $3",
+    any_blocked: "SELECT 1 FROM {blocked_key} WHERE consumer = $1 LIMIT 1",
     note: "INSERT INTO {attempt} \
            (consumer, topic, partition, record_offset, message_id, attempts, error, first_at, due_at) \
            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, \
            CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 + $9) \
            ON CONFLICT (consumer, topic, partition, record_offset) DO UPDATE SET message_id = excluded.message_id, \
            attempts = excluded.attempts, error = excluded.error, first_at = excluded.first_at, due_at = excluded.due_at",
+    forget_below: "DELETE FROM {attempt} WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset < $4",
     forget: "DELETE FROM {attempt} WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset = $4",
     attempts: "SELECT record_offset, message_id, attempts, error, first_at, \
                max(due_at - CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000, 0) \
@@ -72,7 +75,8 @@ const SQL: Templates = Templates {
                    ORDER BY partition, record_offset LIMIT 1)",
     pages: "SELECT 0",
     unblock: "DELETE FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = $3",
-    refuse_letter: "UPDATE {dead_letter} SET replay_at = NULL, error = $2, attempts = attempts + 1 WHERE id = $1",
+    refuse_letter: "UPDATE {dead_letter} SET replay_at = NULL, error = $2, attempts = attempts + 1 \
+                    WHERE id = $1 AND replay_at IS NOT NULL",
     refuse_key: "UPDATE {dead_letter} SET replay_at = NULL WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked",
     sweep: "DELETE FROM {inbox} WHERE consumer = $1 AND message_id IN (SELECT message_id FROM {inbox} WHERE consumer = $1 \
             AND seen_at < CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 - $2 * 1000000 \
@@ -86,7 +90,8 @@ impl Store for Sqlite {
         // A deferred transaction that reads before it writes fails with SQLITE_BUSY at once, whatever busy_timeout says.
         // SQLite cannot end an idle transaction: see the precondition of G6. Waiting is bounded by busy_timeout.
         const BEGIN: &str = "BEGIN IMMEDIATE";
-        Statements::new(Dialect::Sqlite, names, BEGIN, BEGIN, &SQL)
+        const GUARDED: &str = "BEGIN IMMEDIATE; SAVEPOINT oncebox";
+        Statements::new(Dialect::Sqlite, names, GUARDED, BEGIN, &SQL)
     }
 
     async fn check(

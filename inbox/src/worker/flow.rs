@@ -24,7 +24,7 @@ impl<D: InboxStore> Worker<D> {
         self.reassign = false;
         let partitions = self.slots.values_mut().map(|slot| &mut slot.partition);
         let ours = partitions.filter_map(|p| {
-            p.paused = false;
+            p.listens();
             Some((p.key.topic.to_string(), p.key.partition, p.next()?))
         });
         let ours = ours.collect();

@@ -30,7 +30,7 @@ use crate::delivery::{Identified, identify};
 use crate::error::Error;
 use crate::feed::Feed;
 use crate::foreign::ForeignId;
-use crate::lane::{Batch, Standing};
+use crate::lane::{Batch, Standing, Task};
 use crate::partition::{Failed, Limits, Partition, Received, Work};
 use crate::position::{Key, Loss, Verdict, judge};
 use crate::process::{Outcome, Processor, Settled};
@@ -196,7 +196,7 @@ impl<D: InboxStore> Worker<D> {
         while let Some(ended) = self.jobs.try_join_next() {
             self.on_ended(ended).await?;
         }
-        self.dispatch(Instant::now())?;
+        self.dispatch(Instant::now()).await?;
         // Ownership first, so that Kafka is told once.
         let takes_are_due = self.slots.values().any(|s| s.partition.goes_first());
         let takes_are_under_way = self.slots.values().any(|s| s.partition.is_being_taken());
@@ -220,12 +220,13 @@ impl<D: InboxStore> Worker<D> {
     }
 
     /// Begins what is needed, partition by partition in turn, as far as there are connections for it.
-    fn dispatch(&mut self, now: Instant) -> Result<(), Error> {
+    async fn dispatch(&mut self, now: Instant) -> Result<(), Error> {
         while self.jobs.len() < self.settings.connections {
             let Some(id) = self.choose(now) else { break };
             let Some(work) = self.slots.get_mut(&id).and_then(|s| s.partition.work(now)) else {
                 break;
             };
+            let work = self.count_unusable(&id, work).await?;
             self.begin(&id, work)?;
             self.last = Some(id);
         }
@@ -252,6 +253,19 @@ impl<D: InboxStore> Worker<D> {
         chosen.next().map(|(id, _)| id.clone())
     }
 
+    /// A message that is written off without an attempt is a failure like any other: a topic full of them is the wrong topic.
+    async fn count_unusable(&mut self, id: &Id, mut work: Work) -> Result<Work, Error> {
+        if let Work::Lane(_, Task::Bury(batch)) = &mut work
+            && let Some(standing) = batch.standings.first_mut()
+            && !std::mem::replace(&mut standing.counted, true)
+            && let Some(failures) = self.breaker.failed(&id.0)
+        {
+            let error = standing.error.clone();
+            return Err(self.trip(id, failures, error).await);
+        }
+        Ok(work)
+    }
+
     /// Has a piece of work done in a task of its own.
     fn begin(&mut self, id: &Id, work: Work) -> Result<(), Error> {
         let Some(slot) = self.slots.get(id) else {
@@ -268,7 +282,7 @@ impl<D: InboxStore> Worker<D> {
             Work::Take => self.jobs.spawn(job.take(self.commands.clone())),
             Work::Check(known) => self.jobs.spawn(job.check(known)),
             Work::Advance => self.jobs.spawn(job.advance()),
-            Work::Lane(_, crate::lane::Task::Stop(error)) => return Err(*error),
+            Work::Lane(_, Task::Stop(error)) => return Err(*error),
             Work::Lane(lane, task) => self.jobs.spawn(job.lane(lane, task)),
         };
         if let Some(slot) = self.slots.get_mut(id) {

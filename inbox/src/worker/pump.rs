@@ -72,6 +72,8 @@ impl<F: Feed> Pump<F> {
                     Err(TryRecvError::Disconnected) => break,
                 }
             };
+            // A question about a partition takes seconds when it has no leader: then it is time to poll again (G9).
+            let asked = matches!(command, Some(Command::Facts(..)));
             if let Some(command) = command {
                 if let Command::Store(id, next) = command {
                     // Many a second: the last one counts.
@@ -82,7 +84,9 @@ impl<F: Feed> Pump<F> {
                         break;
                     }
                 }
-                continue;
+                if !asked {
+                    continue;
+                }
             }
             dirty |= self.store(&mut stored);
             if dirty && committed.elapsed() >= COMMIT_INTERVAL {
@@ -119,8 +123,8 @@ impl<F: Feed> Pump<F> {
     fn obey(&mut self, command: Command, assignment: &mut u64) -> Result<(), Error> {
         match command {
             Command::Assign(number, partitions) => {
-                *assignment = number;
                 self.feed.assign(&partitions)?;
+                *assignment = number;
                 let names: Vec<_> = partitions.into_iter().map(|(t, p, _)| (t, p)).collect();
                 // A pause outlives an assignment in librdkafka.
                 if let Err(e) = self.feed.resume(&names) {

@@ -223,20 +223,28 @@ impl Kafka {
     /// # Panics
     /// The cluster refuses.
     pub async fn set_topic(&self, name: &str, properties: &[(&str, &str)]) {
-        let altered = async {
-            let admin: AdminClient<DefaultClientContext> = self.client().create()?;
-            let mut wanted = AlterConfig::new(ResourceSpecifier::Topic(name));
-            for (name, value) in properties {
-                wanted = wanted.set(name, value);
+        // A broker that is starting, or starved of its processor, answers late; repeating changes nothing more.
+        let mut last = anyhow::anyhow!("not tried");
+        for _ in 0..5 {
+            match self.try_set_topic(name, properties).await {
+                Ok(()) => return,
+                Err(refused) => last = refused,
             }
-            for altered in admin.alter_configs([&wanted], &AdminOptions::new()).await? {
-                altered.map_err(|(_, code)| anyhow::anyhow!("{code}"))?;
-            }
-            anyhow::Ok(())
-        };
-        if let Err(refused) = altered.await {
-            panic!("cannot alter topic {name}: {refused:#}");
+            tokio::time::sleep(Duration::from_secs(1)).await;
         }
+        panic!("cannot alter topic {name}: {last:#}");
+    }
+
+    async fn try_set_topic(&self, name: &str, properties: &[(&str, &str)]) -> Result<()> {
+        let admin: AdminClient<DefaultClientContext> = self.client().create()?;
+        let mut wanted = AlterConfig::new(ResourceSpecifier::Topic(name));
+        for (name, value) in properties {
+            wanted = wanted.set(name, value);
+        }
+        for altered in admin.alter_configs([&wanted], &AdminOptions::new()).await? {
+            altered.map_err(|(_, code)| anyhow::anyhow!("{code}"))?;
+        }
+        Ok(())
     }
 
     async fn try_create_topic(

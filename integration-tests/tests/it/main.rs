@@ -14,6 +14,7 @@ mod g1_rolled_back_is_never_published;
 mod g2_committed_means_published;
 mod g3_each_message_once;
 mod g4_order_per_key;
+mod g5_inbox_under_fire;
 mod g8_parked_and_paused;
 mod kafkas_own_tools;
 mod late_requests;

@@ -382,7 +382,10 @@ impl ConsumerClient {
                 };
             }
             let flags = Flags {
-                fatal: self.client.fatal().is_some(),
+                // Records with a wrong checksum, or of an unknown format: librdkafka goes on behind them.
+                fatal: self.client.fatal().is_some()
+                    || code == Code::LOCAL_BAD_MSG
+                    || code == Code::LOCAL_NOT_IMPLEMENTED,
                 ..Flags::default()
             };
             let topic = Some(&*topic).filter(|t| !t.is_empty());

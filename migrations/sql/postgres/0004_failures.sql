@@ -46,7 +46,7 @@ CREATE TABLE "{schema}"."{prefix}breaker" (
 );
 
 -- What was consumed, one row per settled message, in the transaction that settled it. Partitions of one day are made ahead
--- by the consumer; a row whose day has none lands in the default one, so that a message never fails for its record.
+-- (`oncebox record partitions`); a row whose day has none lands in the default one, so that a message never fails for its record.
 CREATE TABLE "{schema}"."{prefix}record" (
   consumer      text        NOT NULL,
   topic         text        NOT NULL,
@@ -61,6 +61,8 @@ CREATE TABLE "{schema}"."{prefix}record" (
   duration_us   bigint      NOT NULL,                 -- of the handler's last call, microseconds
   error         text
 ) PARTITION BY RANGE (settled_at);
+-- Rows arrive in the order of time.
+CREATE INDEX "{prefix}record_settled_at" ON "{schema}"."{prefix}record" USING brin (settled_at);
 CREATE INDEX "{prefix}record_message" ON "{schema}"."{prefix}record" (message_id);
 CREATE INDEX "{prefix}record_business" ON "{schema}"."{prefix}record" (business_id) WHERE business_id IS NOT NULL;
 CREATE TABLE "{schema}"."{prefix}record_rest" PARTITION OF "{schema}"."{prefix}record" DEFAULT;

@@ -171,6 +171,7 @@ impl Bench {
             handler: options.handler,
             dedup: options.dedup,
             on_failure: options.on_failure,
+            looks_for_blocked_keys: options.on_failure == OnFailure::BlockKey,
             hint: options.hint.map(|hint| Hinted {
                 hint,
                 scope: Scope::new("1", "inventory"),

@@ -198,3 +198,56 @@ async fn a_partition_moves_between_two_workers_and_back() {
     let expected: Vec<String> = (0..60).map(|n| n.to_string()).collect();
     assert_eq!(bench.effects().await, expected);
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g10_a_database_that_is_restored_under_traffic_is_gone_through_again() {
+    let bench = Bench::new(1).await;
+    let kafka = bench.kafka.clone();
+    // Without a pause: something is on its way from Kafka at every moment.
+    let feeder = tokio::spawn(async move {
+        for n in 0..4_000 {
+            kafka.append(0, Uuid::now_v7(), &n.to_string());
+            if n % 10 == 0 {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        }
+    });
+    let options = Options {
+        batch: 20,
+        ..Options::default()
+    };
+    let worker = bench.start(&[0], options);
+    for _ in 0..4 {
+        until(async || bench.effects().await.len() >= 200).await;
+        // The worker writes all the time.
+        let mut tx = loop {
+            if let Ok(tx) = bench.pool.begin_with("BEGIN IMMEDIATE").await {
+                break tx;
+            }
+        };
+        // An older backup: everything above offset 100 is gone.
+        for lost in [
+            "DELETE FROM effect WHERE place >= 100",
+            "UPDATE oncebox_position SET next = 100, seq = seq - 50",
+        ] {
+            sqlx::query(lost).execute(&mut *tx).await.unwrap();
+        }
+        // The marks of what is left are the oldest ones: their ids are in the order of time.
+        sqlx::query("DELETE FROM oncebox_inbox WHERE message_id NOT IN (SELECT message_id FROM oncebox_inbox ORDER BY message_id LIMIT 100)")
+            .execute(&mut *tx)
+            .await
+            .unwrap();
+        tx.commit().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(150)).await;
+    }
+    feeder.await.unwrap();
+    until(async || bench.next(0).await >= Some(4_000)).await;
+    worker.stop().await.unwrap();
+    let expected: Vec<String> = (0..4_000).map(|n| n.to_string()).collect();
+    let effects = bench.effects().await;
+    assert!(
+        effects == expected,
+        "{} effects of 4000: what came while the partition was not ours was passed",
+        effects.len()
+    );
+}

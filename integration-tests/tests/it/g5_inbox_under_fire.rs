@@ -1,0 +1,255 @@
+//! The inbox with everything that a service may want in front of it and behind it, on real PostgreSQL, Kafka and Redis: consumers
+//! come and go, Redis is stopped, emptied and killed, and a third of the messages lie in the topic twice.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use oncebox_gate::{Cache, CacheConfig, Chain, GateConfig, Hint, Redis, RedisConfig, RedisGate};
+use oncebox_inbox::{Consumer, Dedup, Inbox, RetryPolicy};
+use oncebox_integration_tests::services::{self, Database, Kafka};
+use oncebox_kafka::{
+    Config, Envelope, ProducerOptions, Record, SourceTag, Transaction, TransactionalProducer,
+};
+use oncebox_migrations::Names;
+use rand::rngs::StdRng;
+use rand::{RngExt as _, SeedableRng as _};
+use sqlx::{PgPool, Postgres};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+const KEYS: u32 = 40;
+const PARTITIONS: i32 = 4;
+
+/// A database with the tables of the inbox and of the handler, and a topic.
+struct Scene {
+    database: Database,
+    pool: PgPool,
+    kafka: &'static Kafka,
+    topic: String,
+}
+
+impl Scene {
+    async fn new() -> Self {
+        let database = Database::create().await;
+        oncebox_migrations::migrate(database.url(), &Names::default())
+            .await
+            .unwrap();
+        let kafka = services::kafka().await;
+        let topic = kafka.create_topic("fire", PARTITIONS).await;
+        let pool = database.pool(12).await;
+        sqlx::query("CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, message uuid NOT NULL, key text NOT NULL, n bigint NOT NULL)")
+            .execute(&pool)
+            .await
+            .unwrap();
+        Self {
+            database,
+            pool,
+            kafka,
+            topic,
+        }
+    }
+
+    /// Publishes messages 0..count, each key's in order, and `again` of a thousand once more somewhat later. A message that
+    /// lies there twice has its effect at the first place.
+    async fn publish(&self, count: u32, again: u32, seed: u64) {
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut records: Vec<Record> = Vec::new();
+        for n in 0..count {
+            let key = rng.random_range(0..KEYS);
+            records.push(Record {
+                topic: self.topic.as_str().into(),
+                key: Some(Bytes::from(format!("key {key}"))),
+                payload: Some(Bytes::from(n.to_string())),
+                headers: Bytes::new(),
+                envelope: Some(Envelope {
+                    message_id: Uuid::now_v7(),
+                    outbox_id: i64::from(n),
+                    created_at_micros: 1_764_447_713_123_456,
+                }),
+            });
+            if rng.random_range(0..1_000) < again {
+                let back = rng.random_range(0..records.len().min(200));
+                records.push(records[records.len() - 1 - back].clone());
+            }
+        }
+        let config = Config::new(self.kafka.bootstrap());
+        let id = format!("fire.{}", self.topic);
+        let producer = TransactionalProducer::open(&config, &id, ProducerOptions::default())
+            .await
+            .unwrap();
+        for chunk in records.chunks(500) {
+            let transaction = Transaction {
+                source: Some(SourceTag {
+                    source: "fire".into(),
+                    epoch: 1,
+                }),
+                records: chunk.to_vec(),
+                ..Transaction::default()
+            };
+            producer.transact(transaction).await.unwrap();
+        }
+        producer.close().await;
+    }
+
+    fn consumer(
+        &self,
+        change: impl FnOnce(Inbox<Postgres>) -> Inbox<Postgres>,
+    ) -> Consumer<Postgres> {
+        let kafka = Config::new(self.kafka.bootstrap())
+            .set("session.timeout.ms", "6000")
+            .set("heartbeat.interval.ms", "500");
+        let inbox = Inbox::new(self.pool.clone(), kafka)
+            .consumer("fire")
+            .topic(&self.topic)
+            .retry(RetryPolicy {
+                attempts: 20,
+                initial: Duration::from_millis(5),
+                ..RetryPolicy::default()
+            })
+            .check_interval(Duration::from_millis(300));
+        change(inbox).handle(|tx, delivery| {
+            Box::pin(async move {
+                let key = String::from_utf8_lossy(delivery.key.as_deref().unwrap_or_default())
+                    .into_owned();
+                let n: i64 = delivery.json()?;
+                sqlx::query("INSERT INTO effect (message, key, n) VALUES ($1, $2, $3)")
+                    .bind(delivery.message_id)
+                    .bind(key)
+                    .bind(n)
+                    .execute(&mut **tx)
+                    .await?;
+                Ok(())
+            })
+        })
+    }
+
+    async fn effects(&self) -> i64 {
+        sqlx::query_scalar("SELECT count(*) FROM effect")
+            .fetch_one(&self.pool)
+            .await
+            .unwrap()
+    }
+
+    async fn reach(&self, count: i64) {
+        let deadline = Instant::now() + Duration::from_secs(120);
+        while self.effects().await < count {
+            assert!(
+                Instant::now() < deadline,
+                "{} of {count}",
+                self.effects().await
+            );
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    /// Each message once, and every key in the order of its messages.
+    async fn audit(&self, count: i64) {
+        self.reach(count).await;
+        // A second effect would come now.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let (all, once, inverted): (i64, i64, i64) = sqlx::query_as(
+            "SELECT count(*), count(DISTINCT message), count(*) FILTER (WHERE n < before) FROM \
+             (SELECT message, n, lag(n) OVER (PARTITION BY key ORDER BY id) AS before FROM effect) AS e",
+        )
+        .fetch_one(&self.pool)
+        .await
+        .unwrap();
+        assert_eq!(
+            (all, once, inverted),
+            (count, count, 0),
+            "effects, distinct ones, inversions"
+        );
+        let letters: i64 = sqlx::query_scalar("SELECT count(*) FROM oncebox_dead_letter")
+            .fetch_one(&self.pool)
+            .await
+            .unwrap();
+        assert_eq!(letters, 0);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g5_redis_stopped_emptied_and_killed_costs_speed_and_nothing_else() {
+    let scene = Scene::new().await;
+    let redis = services::Redis::start().await.unwrap();
+    let client = Redis::new(RedisConfig::new(redis.url(), "test")).unwrap();
+    let window = Duration::from_secs(7 * 86_400);
+    let gate = RedisGate::new(client, GateConfig::new(window, Duration::from_secs(60))).unwrap();
+    let cache = Cache::new(CacheConfig::default());
+    let hint: Arc<dyn Hint> = Arc::new(Chain::new(vec![Arc::new(cache), Arc::new(gate)]));
+    let consumer = scene.consumer(|inbox| inbox.hint(hint).batch(20).lanes(2));
+    let (stats, stop) = (consumer.stats(), CancellationToken::new());
+    let running = tokio::spawn(consumer.run(stop.clone()));
+    let mut expected = 0;
+    for round in 0..5u64 {
+        match round {
+            1 => redis.pause().unwrap(),
+            2 => {
+                redis.resume().unwrap();
+                redis.flush().await.unwrap();
+            }
+            3 => redis.kill().await.unwrap(),
+            4 => redis.start_again().await.unwrap(),
+            _ => {}
+        }
+        scene.publish(400, 300, round).await;
+        expected += 400;
+        scene.reach(expected).await;
+    }
+    scene.audit(expected).await;
+    assert!(
+        stats.duplicates() > 400,
+        "{} duplicates",
+        stats.duplicates()
+    );
+    stop.cancel();
+    running.await.unwrap().unwrap();
+}
+
+/// Consumers that come and go while messages come: every rebalance takes partitions away in the middle of batches.
+async fn storm(dedup: Dedup, lanes: usize, again: u32) {
+    let scene = Scene::new().await;
+    let mut rng = StdRng::seed_from_u64(7);
+    let mut running: Vec<(CancellationToken, tokio::task::AbortHandle)> = Vec::new();
+    let mut tasks = JoinSet::new();
+    let mut expected = 0;
+    for round in 0..8u64 {
+        for _ in 0..2 {
+            let consumer = scene.consumer(|inbox| inbox.dedup(dedup).batch(16).lanes(lanes));
+            let stop = CancellationToken::new();
+            let handle = tasks.spawn(consumer.run(stop.clone()));
+            running.push((stop, handle));
+        }
+        scene.publish(300, again, round).await;
+        expected += 300;
+        tokio::time::sleep(Duration::from_millis(rng.random_range(200..1_500))).await;
+        while running.len() > 2 {
+            let (stop, _) = running.swap_remove(rng.random_range(0..running.len()));
+            stop.cancel();
+        }
+    }
+    scene.audit(expected).await;
+    for (stop, _) in running {
+        stop.cancel();
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap().unwrap();
+    }
+    // No partition without a worker: all are settled to their ends.
+    let partitions: i64 = sqlx::query_scalar("SELECT count(*) FROM oncebox_position")
+        .fetch_one(&scene.pool)
+        .await
+        .unwrap();
+    assert_eq!(partitions, i64::from(PARTITIONS));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g6_a_storm_of_rebalances_repeats_loses_and_inverts_nothing() {
+    storm(Dedup::ById, 3, 100).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g6_a_storm_of_rebalances_by_offset_repeats_loses_and_inverts_nothing() {
+    storm(Dedup::ByOffset, 1, 0).await;
+}
