@@ -24,7 +24,8 @@ const PARTITIONS: i32 = 4;
 
 /// A database with the tables of the inbox and of the handler, and a topic.
 struct Scene {
-    database: Database,
+    /// Dropped with the scene.
+    _database: Database,
     pool: PgPool,
     kafka: &'static Kafka,
     topic: String,
@@ -44,19 +45,19 @@ impl Scene {
             .await
             .unwrap();
         Self {
-            database,
+            _database: database,
             pool,
             kafka,
             topic,
         }
     }
 
-    /// Publishes messages 0..count, each key's in order, and `again` of a thousand once more somewhat later. A message that
+    /// Publishes `count` messages from number `from` on, each key's in order, and `again` of a thousand once more somewhat later. A message that
     /// lies there twice has its effect at the first place.
-    async fn publish(&self, count: u32, again: u32, seed: u64) {
-        let mut rng = StdRng::seed_from_u64(seed);
+    async fn publish(&self, from: i64, count: i64, again: u32) {
+        let mut rng = StdRng::seed_from_u64(from.unsigned_abs());
         let mut records: Vec<Record> = Vec::new();
-        for n in 0..count {
+        for n in from..from + count {
             let key = rng.random_range(0..KEYS);
             records.push(Record {
                 topic: self.topic.as_str().into(),
@@ -65,7 +66,7 @@ impl Scene {
                 headers: Bytes::new(),
                 envelope: Some(Envelope {
                     message_id: Uuid::now_v7(),
-                    outbox_id: i64::from(n),
+                    outbox_id: n,
                     created_at_micros: 1_764_447_713_123_456,
                 }),
             });
@@ -182,7 +183,7 @@ async fn g5_redis_stopped_emptied_and_killed_costs_speed_and_nothing_else() {
     let (stats, stop) = (consumer.stats(), CancellationToken::new());
     let running = tokio::spawn(consumer.run(stop.clone()));
     let mut expected = 0;
-    for round in 0..5u64 {
+    for round in 0..5 {
         match round {
             1 => redis.pause().unwrap(),
             2 => {
@@ -193,7 +194,7 @@ async fn g5_redis_stopped_emptied_and_killed_costs_speed_and_nothing_else() {
             4 => redis.start_again().await.unwrap(),
             _ => {}
         }
-        scene.publish(400, 300, round).await;
+        scene.publish(expected, 400, 300).await;
         expected += 400;
         scene.reach(expected).await;
     }
@@ -214,14 +215,14 @@ async fn storm(dedup: Dedup, lanes: usize, again: u32) {
     let mut running: Vec<(CancellationToken, tokio::task::AbortHandle)> = Vec::new();
     let mut tasks = JoinSet::new();
     let mut expected = 0;
-    for round in 0..8u64 {
+    for _ in 0..8 {
         for _ in 0..2 {
             let consumer = scene.consumer(|inbox| inbox.dedup(dedup).batch(16).lanes(lanes));
             let stop = CancellationToken::new();
             let handle = tasks.spawn(consumer.run(stop.clone()));
             running.push((stop, handle));
         }
-        scene.publish(300, again, round).await;
+        scene.publish(expected, 300, again).await;
         expected += 300;
         tokio::time::sleep(Duration::from_millis(rng.random_range(200..1_500))).await;
         while running.len() > 2 {
