@@ -143,7 +143,7 @@ impl<D: InboxStore> Inbox<D> {
 
     /// So many messages of a topic that fail in a row, none of them with an effect in between, are an outage and not poison:
     /// the consumer stops with [`Error::Breaker`] instead of writing them off, and does not start again before
-    /// `oncebox inbox resume --accept-failures`. `None` = never. Defaults to 100.
+    /// `oncebox inbox resume --accept-failures --apply`. `None` = never. Defaults to 100.
     #[must_use]
     pub fn breaker(mut self, failures: Option<u32>) -> Self {
         self.breaker = failures;

@@ -166,11 +166,8 @@ pub(crate) async fn measure(options: Options) -> Result<()> {
     }
     let (marked, bare) = (median(&mut marked), median(&mut bare));
     println!("{}", process::load());
-    println!(
-        "{:>9.0}/s  marks and rows by hand, batches of {BATCH}, one connection",
-        marked
-    );
-    println!("{:>9.0}/s  rows alone by hand, the same", bare);
+    println!("{marked:>9.0}/s  marks and rows by hand, batches of {BATCH}, one connection");
+    println!("{bare:>9.0}/s  rows alone by hand, the same");
     for (case, rates) in CASES.iter().zip(&mut cases) {
         let rate = median(rates);
         let beside = match (case.dedup, case.batch) {
