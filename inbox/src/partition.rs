@@ -488,8 +488,9 @@ impl Partition {
     }
 }
 
-/// Attempts that wait for at least this long are written down, so that a restart or a rebalance goes on counting.
-const WORTH_WRITING: Duration = Duration::from_millis(500);
+/// Attempts that wait for at least this long are written down, so that a restart or a rebalance goes on counting: half a second,
+/// of which the jitter takes up to a quarter.
+const WORTH_WRITING: Duration = Duration::from_millis(375);
 
 /// So often a handler that lost a race is called again at once before that counts as an attempt.
 const CONFLICTS: u32 = 10;

@@ -27,7 +27,7 @@ const LOOP_GUARD: i32 = 10;
 
 /// How a replay ended.
 #[derive(Debug, PartialEq, Eq)]
-enum Replayed {
+pub(crate) enum Replayed {
     /// It had its effect.
     Effect,
     /// Somebody else was faster, or took the order back.
@@ -101,7 +101,7 @@ impl<D: InboxStore> Processor<D> {
         Ok(true)
     }
 
-    async fn replay(&self, key: &Key, letter: &Letter) -> Result<Replayed, sqlx::Error> {
+    pub(crate) async fn replay(&self, key: &Key, letter: &Letter) -> Result<Replayed, sqlx::Error> {
         let statements = &self.statements;
         let mut tx = self.limited(D::begin(&self.pool, statements)).await?;
         if let (true, Some(name)) = (letter.parked, &letter.key) {

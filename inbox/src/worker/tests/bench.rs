@@ -161,11 +161,8 @@ impl Bench {
         self.run(feed, options)
     }
 
-    fn run(&self, feed: MemoryFeed, options: Options) -> Running {
-        let member = feed.member;
-        let stop = CancellationToken::new();
-        let stats = Stats::default();
-        let processor = Processor {
+    pub(super) fn processor(&self, options: Options) -> Processor<Sqlite> {
+        Processor {
             pool: self.pool.clone(),
             statements: Sqlite::statements(&Names::default(), Duration::from_secs(60)),
             handler: options.handler,
@@ -180,18 +177,29 @@ impl Bench {
             on_step: options.on_step,
             idle_limit: Duration::from_secs(60),
             handler_limit: options.handler_limit,
-        };
+        }
+    }
+
+    fn run(&self, feed: MemoryFeed, options: Options) -> Running {
+        let member = feed.member;
+        let stop = CancellationToken::new();
+        let stats = Stats::default();
+        let retry = options.retry;
+        let foreign_id = options.foreign_id.clone();
+        let (lanes, batch, check) = (options.lanes, options.batch, options.check_interval);
+        let breaker = options.breaker;
+        let processor = self.processor(options);
         let settings = Settings {
             consumer: "inventory".into(),
-            retry: options.retry,
-            foreign_id: options.foreign_id,
+            retry,
+            foreign_id,
             limits: Limits {
-                lanes: options.lanes,
-                batch: options.batch,
-                check: options.check_interval,
+                lanes,
+                batch,
+                check,
             },
             connections: 3,
-            breaker: options.breaker,
+            breaker,
             shutdown_grace: Duration::from_secs(5),
             window: None,
         };

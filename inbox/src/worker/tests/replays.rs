@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use uuid::Uuid;
 
 use super::bench::{Bench, Options, effect, handler, until};
+use crate::position::Key;
+use crate::replay::Replayed;
+use crate::store::Store as _;
 use crate::{HandlerError, OnFailure};
 
 async fn order(bench: &Bench, filter: &'static str) {
@@ -149,4 +152,34 @@ async fn g8_a_letter_that_is_replayed_in_vain_again_and_again_is_left_alone() {
     .await;
     worker.stop().await.unwrap();
     assert_eq!(calls.load(Ordering::SeqCst), 1, "only the delivery");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g8_the_letter_is_the_licence_of_its_replay() {
+    let bench = Bench::new(1).await;
+    bench.kafka.append_keyed(0, Uuid::now_v7(), "broken", "0");
+    let repaired = Arc::new(AtomicBool::new(false));
+    let worker = bench.start(&[0], broken(&repaired, OnFailure::DeadLetter));
+    bench.settled(0, 1).await;
+    worker.stop().await.unwrap();
+    repaired.store(true, Ordering::SeqCst);
+    order(&bench, "true").await;
+    // Two consumers have read the same letter.
+    let processor = bench.processor(broken(&repaired, OnFailure::DeadLetter));
+    let mut conn = bench.pool.acquire().await.unwrap();
+    let letter = sqlx::Sqlite::due_letter(&mut conn, &processor.statements, "inventory")
+        .await
+        .unwrap()
+        .unwrap();
+    drop(conn);
+    let key = Key {
+        consumer: "inventory".into(),
+        topic: "orders".into(),
+        partition: 0,
+    };
+    let first = processor.replay(&key, &letter).await.unwrap();
+    assert_eq!(first, Replayed::Effect);
+    let second = processor.replay(&key, &letter).await.unwrap();
+    assert_eq!(second, Replayed::Gone, "somebody else did it");
+    assert_eq!(bench.effects().await, ["0"]);
 }
