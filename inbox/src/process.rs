@@ -595,9 +595,14 @@ impl<D: InboxStore> Processor<D> {
         if !D::IN_PROCESS {
             return self.limited(tx.commit()).await;
         }
-        let committed = self.limited(D::plain(&mut tx, "COMMIT")).await;
-        self.undo(tx).await;
-        committed
+        // In a task of its own: dropped in between, the count would be wrong as well.
+        let done = tokio::spawn(async move {
+            let committed = D::plain(&mut tx, "COMMIT").await;
+            roll_back::<D>(tx).await;
+            committed
+        });
+        let done = async { done.await.map_err(|_| sqlx::Error::WorkerCrashed)? };
+        self.limited(done).await
     }
 
     /// G5: the handler's writes go before anybody thinks about a retry or a dead letter.
@@ -613,9 +618,10 @@ impl<D: InboxStore> Processor<D> {
     }
 
     /// Rolls back. An error means that the connection is gone, and with it the transaction.
-    pub(crate) async fn undo(&self, mut tx: Transaction<'static, D>) {
-        let _ = self.limited(D::reopen(&mut tx)).await;
-        if let Err(e) = self.limited(tx.rollback()).await {
+    pub(crate) async fn undo(&self, tx: Transaction<'static, D>) {
+        let done = tokio::spawn(roll_back::<D>(tx));
+        let done = async { done.await.map_err(|_| sqlx::Error::WorkerCrashed) };
+        if let Err(e) = self.limited(done).await {
             tracing::debug!(error = %e, "no answer to a rollback");
         }
     }
@@ -935,6 +941,14 @@ fn stop_at(key: &Key, delivery: &Delivery, failure: &str, problem: String) -> Bo
         failure: failure.to_owned(),
         problem,
     }))
+}
+
+/// ROLLBACK, also when the transaction has ended by itself.
+async fn roll_back<D: InboxStore>(mut tx: Transaction<'static, D>) {
+    let _ = D::reopen(&mut tx).await;
+    if let Err(e) = tx.rollback().await {
+        tracing::debug!(error = %e, "no answer to a rollback");
+    }
 }
 
 fn timed_out(limit: Duration) -> sqlx::Error {
