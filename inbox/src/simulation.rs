@@ -393,11 +393,11 @@ impl World {
             self.processes[i].open.push(open);
             return;
         }
-        for at in 0..fresh.len() {
+        for (at, fresh) in fresh.iter().enumerate() {
             let offset = batch.deliveries[at].offset;
             let name = self.name(offset);
             // Every fifth message is poison.
-            let fails = open.what == What::Handle && fresh[at];
+            let fails = open.what == What::Handle && *fresh;
             if fails && (name % 5 == 4 || self.chance(0.08)) {
                 let at = self.rng.random_bool(0.7).then_some(at);
                 let failure = Failure {

@@ -18,7 +18,7 @@ fn many() -> Options {
     }
 }
 
-async fn fill(bench: &Bench, count: i32) {
+fn fill(bench: &Bench, count: i32) {
     for n in 0..count {
         bench.kafka.append(0, Uuid::now_v7(), &n.to_string());
     }
@@ -68,7 +68,7 @@ async fn g5_a_batch_shares_a_transaction_and_a_duplicate_in_it_is_skipped() {
 async fn g8_poison_in_a_batch_is_redone_alone_and_its_neighbours_have_their_effect() {
     for whole_batches in [false, true] {
         let bench = Bench::new(1).await;
-        fill(&bench, 60).await;
+        fill(&bench, 60);
         let fails = |payload: &[u8]| payload == b"17" || payload == b"41";
         let options = if whole_batches {
             Options {
@@ -121,7 +121,7 @@ async fn g5_what_a_handler_wrote_outside_of_its_lost_transaction_is_not_kept_for
     // A handler that loses its transaction (on SQLite: a full disk whose error it swallows) must not let the next handler
     // of the batch work without one: its effect would stay although the marks are gone.
     let bench = Bench::new(1).await;
-    fill(&bench, 30).await;
+    fill(&bench, 30);
     let first = AtomicU32::new(0);
     let options = Options {
         handler: handler(move |tx, delivery| {
@@ -248,7 +248,7 @@ async fn g5_a_crash_with_lanes_above_a_hole_repeats_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g5_by_offset_the_position_alone_keeps_redeliveries_and_zombies_out() {
     let bench = Bench::new(1).await;
-    fill(&bench, 50).await;
+    fill(&bench, 50);
     let options = || Options {
         dedup: Dedup::ByOffset,
         ..many()
@@ -275,7 +275,7 @@ async fn g5_by_offset_the_position_alone_keeps_redeliveries_and_zombies_out() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g5_by_offset_a_lost_transaction_does_not_advance_the_position() {
     let bench = Bench::new(1).await;
-    fill(&bench, 3).await;
+    fill(&bench, 3);
     let first = AtomicU32::new(0);
     let options = Options {
         dedup: Dedup::ByOffset,
@@ -300,7 +300,7 @@ async fn g5_by_offset_a_lost_transaction_does_not_advance_the_position() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_dedup_a_redelivery_after_a_crash_is_handled_again_and_nothing_is_lost() {
     let bench = Bench::new(1).await;
-    fill(&bench, 10).await;
+    fill(&bench, 10);
     // The producer's duplicate is handled again: that is what was asked for.
     let id = Uuid::now_v7();
     bench.kafka.append(0, id, "10");
@@ -359,14 +359,14 @@ async fn g9_a_full_partition_is_paused_and_the_others_go_on() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g10_an_idle_partition_follows_the_end_that_has_no_messages() {
     let bench = Bench::new(1).await;
-    fill(&bench, 5).await;
+    fill(&bench, 5);
     // A transaction marker: an offset without a message, which retention deletes like everything else.
     bench.kafka.marker(0);
     let worker = bench.start(&[0], Options::default());
     bench.settled(0, 6).await;
     worker.stop().await.unwrap();
     bench.kafka.expire(0, 6);
-    fill(&bench, 1).await;
+    fill(&bench, 1);
     let worker = bench.start(&[0], Options::default());
     bench.settled(0, 7).await;
     worker.stop().await.unwrap();
@@ -376,7 +376,7 @@ async fn g10_an_idle_partition_follows_the_end_that_has_no_messages() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a23_a_record_is_written_with_the_effect() {
     let bench = Bench::new(1).await;
-    fill(&bench, 4).await;
+    fill(&bench, 4);
     let options = Options {
         handler: handler(|tx, delivery| {
             Box::pin(async move {
@@ -427,7 +427,7 @@ async fn a23_a_record_is_written_with_the_effect() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g8_many_failures_in_a_row_stop_the_consumer_instead_of_filling_the_dead_letters() {
     let bench = Bench::new(1).await;
-    fill(&bench, 30).await;
+    fill(&bench, 30);
     let options = Options {
         handler: handler(|tx, delivery| {
             Box::pin(async move {
