@@ -188,7 +188,7 @@ async fn a_version_that_fails_leaves_nothing_behind() {
 
         execute(&mut conn, "DROP TABLE oncebox_dead_letter").await;
         let report = postgres::migrate(&mut conn, &names).await.unwrap();
-        assert_eq!(report.applied, [2, 3]);
+        assert_eq!(report.applied, (2..=LATEST).collect::<Vec<_>>());
     })
     .await;
 }
