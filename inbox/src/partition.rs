@@ -223,9 +223,9 @@ impl Partition {
         }
     }
 
-    /// So many messages may wait.
+    /// So many messages may wait: the batches that are under way, the next ones, and as many again.
     fn capacity(&self) -> usize {
-        (self.limits.batch * self.limits.lanes * 2).max(100)
+        (self.limits.batch * self.limits.lanes * 4).max(100)
     }
 
     /// Whether no more messages should come for the moment.
