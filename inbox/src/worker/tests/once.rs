@@ -147,12 +147,22 @@ async fn g6_a_zombie_cannot_commit_after_the_takeover() {
     bench.kafka.append(0, Uuid::now_v7(), "a");
     // The zombie has the message in its hands and stands still.
     let (wake, asleep) = channel::<()>();
-    let asleep = Mutex::new(asleep);
+    let stands_still = at(Step::Received, 1, {
+        let asleep = Mutex::new(asleep);
+        move || {
+            let _ = asleep.lock().unwrap().recv();
+        }
+    });
+    let handled = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&handled);
     let zombie = bench.start(
         &[0],
         Options {
-            on_step: Some(at(Step::Received, 1, move || {
-                let _ = asleep.lock().unwrap().recv();
+            on_step: Some(Arc::new(move |step| {
+                if step == Step::Handled {
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+                stands_still(step);
             })),
             ..Options::default()
         },
@@ -171,8 +181,10 @@ async fn g6_a_zombie_cannot_commit_after_the_takeover() {
         },
     );
     until(async || owner.stats.deliveries() == 1).await;
-    bench.kafka.revoke(zombie.member, &[0]);
     wake.send(()).unwrap();
+    // It works on, and only then hears that the partition is another's.
+    until(async || handled.load(Ordering::SeqCst) == 1).await;
+    bench.kafka.revoke(zombie.member, &[0]);
     until(async || zombie.stats.ownership() == 1 && zombie.stats.deliveries() == 1).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(
