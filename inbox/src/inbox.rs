@@ -22,6 +22,7 @@ use crate::process::{BusinessId, Hinted, Processor};
 use crate::retry::{OnFailure, RetryPolicy};
 use crate::stats::Stats;
 use crate::step::StepHook;
+use crate::store::connect;
 use crate::worker::{Settings, work};
 
 /// librdkafka's default of `max.poll.interval.ms`.
@@ -499,12 +500,7 @@ impl<D: InboxStore> Consumer<D> {
     pub async fn run(self, shutdown: CancellationToken) -> Result<(), Error> {
         let Self { inbox, handler } = self;
         inbox.check()?;
-        let mut conn = inbox
-            .pool
-            .acquire()
-            .await
-            .map_err(|e| Error::database("connect to the database", e))?;
-        D::check(&mut conn, &inbox.names).await?;
+        let mut conn = connect(&inbox.pool, &inbox.names).await?;
         let statements = D::statements(&inbox.names, inbox.idle_limit);
         let tripped = D::all_tripped(&mut conn, &statements, &inbox.consumer)
             .await
@@ -544,9 +540,22 @@ impl<D: InboxStore> Consumer<D> {
                 });
             }
         }
+        let processor = Processor {
+            pool: inbox.pool.clone(),
+            statements,
+            handler,
+            dedup: inbox.dedup,
+            on_failure: inbox.on_failure,
+            looks_for_blocked_keys: any_blocked || inbox.on_failure == OnFailure::BlockKey,
+            hint,
+            record: inbox.record.clone(),
+            on_step: inbox.on_step.clone(),
+            idle_limit: inbox.idle_limit,
+            handler_limit: inbox.handler_limit,
+        };
         let stop = shutdown.child_token();
         let _stop_when_dropped = stop.clone().drop_guard();
-        let worker = tokio::spawn(consume(inbox, handler, hint, any_blocked, stop));
+        let worker = tokio::spawn(consume(inbox, processor, stop));
         worker.await.map_err(|_| Error::Thread)?
     }
 }
@@ -554,9 +563,7 @@ impl<D: InboxStore> Consumer<D> {
 /// The life of the consumer, also when nobody waits for it any more.
 async fn consume<D: InboxStore>(
     inbox: Inbox<D>,
-    handler: Handler<D>,
-    hint: Option<Hinted>,
-    any_blocked: bool,
+    processor: Processor<D>,
     stop: CancellationToken,
 ) -> Result<(), Error> {
     let Inbox { kafka, topics, .. } = &inbox;
@@ -567,19 +574,6 @@ async fn consume<D: InboxStore>(
         Some(connections) => connections,
         None if D::IN_PROCESS => 1,
         None => pooled.saturating_sub(1).clamp(1, 8),
-    };
-    let processor = Processor {
-        statements: D::statements(&inbox.names, inbox.idle_limit),
-        pool: inbox.pool,
-        handler,
-        dedup: inbox.dedup,
-        on_failure: inbox.on_failure,
-        looks_for_blocked_keys: any_blocked || inbox.on_failure == OnFailure::BlockKey,
-        hint,
-        record: inbox.record,
-        on_step: inbox.on_step,
-        idle_limit: inbox.idle_limit,
-        handler_limit: inbox.handler_limit,
     };
     let settings = Settings {
         consumer: inbox.consumer.into(),

@@ -55,7 +55,7 @@ impl Batch {
         self.deliveries.iter().map(|d| d.offset).collect()
     }
 
-    fn push(&mut self, mut entry: Entry) {
+    pub(crate) fn push(&mut self, mut entry: Entry) {
         entry.delivery.attempt = entry.standing.attempts + 1;
         self.deliveries.push(entry.delivery);
         self.standings.push(entry.standing);
@@ -71,8 +71,6 @@ pub(crate) enum Task {
     Bury(Batch),
     /// Its attempts are written down, and that it is not tried again before this; one message.
     Note(Batch, Instant),
-    /// The consumer stops.
-    Stop(Box<Error>),
 }
 
 /// See the module.
@@ -131,23 +129,27 @@ impl Lane {
     }
 
     /// The next task; the lane is busy until its outcome is known.
-    pub(crate) fn next(&mut self, now: Instant, most: usize) -> Option<Task> {
+    ///
+    /// # Errors
+    ///
+    /// What stops the consumer now that it is this message's turn.
+    pub(crate) fn next(&mut self, now: Instant, most: usize) -> Option<Result<Task, Box<Error>>> {
         if !self.is_ready(now) {
             return None;
         }
         let mut batch = Batch::default();
         let first = self.waiting.pop_front()?;
         if let Some(error) = first.standing.stop {
-            return Some(Task::Stop(error));
+            return Some(Err(error));
         }
         self.busy = true;
         let (unwritten, given_up) = (first.standing.unwritten, first.standing.given_up);
         batch.push(first);
         if given_up {
-            return Some(Task::Bury(batch));
+            return Some(Ok(Task::Bury(batch)));
         }
         if unwritten {
-            return Some(Task::Note(batch, self.due));
+            return Some(Ok(Task::Note(batch, self.due)));
         }
         while batch.deliveries.len() < self.size.min(most)
             && let Some(next) = self.waiting.front()
@@ -156,7 +158,7 @@ impl Lane {
         {
             batch.push(next);
         }
-        Some(Task::Deliver(batch))
+        Some(Ok(Task::Deliver(batch)))
     }
 
     /// The batch was settled after this time.

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use crate::chain::Term;
 use crate::delivery::Delivery;
+use crate::error::Error;
 use crate::lane::{Batch, Entry, Lane, Standing, Task, lane_of};
 use crate::position::{Key, Known, Verdict};
 use crate::retry::{RetryPolicy, outage};
@@ -38,6 +39,8 @@ pub(crate) enum Work {
     Advance,
     /// A transaction of one lane.
     Lane(usize, Task),
+    /// The consumer stops.
+    Stop(Box<Error>),
 }
 
 /// What happened to a message that came from Kafka.
@@ -81,8 +84,6 @@ pub(crate) struct Limits {
 #[derive(Debug)]
 pub(crate) struct Partition {
     pub(crate) key: Key,
-    /// Number of the assignment that brought it: results of an older one are not for it.
-    pub(crate) generation: u64,
     pub(crate) paused: bool,
     pub(crate) topic_id: String,
     limits: Limits,
@@ -110,7 +111,7 @@ pub(crate) struct Partition {
 
 impl Partition {
     /// A partition that Kafka has just assigned.
-    pub(crate) fn new(key: Key, generation: u64, limits: Limits, now: Instant) -> Self {
+    pub(crate) fn new(key: Key, limits: Limits, now: Instant) -> Self {
         let nobody = Known {
             owner: Uuid::nil(),
             next: 0,
@@ -118,7 +119,6 @@ impl Partition {
         };
         Self {
             key,
-            generation,
             paused: false,
             topic_id: String::new(),
             limits,
@@ -138,57 +138,30 @@ impl Partition {
 
     /// What to do now, if anything. What it returns is under way until its outcome is reported.
     pub(crate) fn work(&mut self, now: Instant) -> Option<Work> {
-        if now < self.due || self.row_busy {
+        if !self.is_ready(now) {
             return None;
         }
-        match self.phase {
-            Phase::Unowned => {
-                self.row_busy = true;
-                Some(Work::Take)
-            }
-            Phase::Unsure => {
-                // Lanes that are still at work find the doubt and roll back.
-                let still = self.lanes.iter().all(|lane| !lane.busy);
-                let known = self.term.chain().known;
-                still.then(|| {
-                    self.row_busy = true;
-                    Work::Check(known)
-                })
-            }
-            Phase::Working => {
-                for (i, lane) in self.lanes.iter_mut().enumerate() {
-                    if let Some(task) = lane.next(now, self.limits.batch) {
-                        return Some(Work::Lane(i, task));
-                    }
+        if self.phase == Phase::Working {
+            for (i, lane) in self.lanes.iter_mut().enumerate() {
+                match lane.next(now, self.limits.batch) {
+                    Some(Ok(task)) => return Some(Work::Lane(i, task)),
+                    Some(Err(error)) => return Some(Work::Stop(error)),
+                    None => {}
                 }
-                if !self.is_idle() || now < self.verified + self.limits.check {
-                    return None;
-                }
-                self.row_busy = true;
-                let chain = self.term.chain();
-                let behind = chain.settled_below() > chain.known.next;
-                Some(if behind {
-                    Work::Advance
-                } else {
-                    Work::Check(chain.known)
-                })
             }
         }
+        self.row_busy = true;
+        let chain = self.term.chain();
+        Some(match self.phase {
+            Phase::Unowned => Work::Take,
+            Phase::Working if chain.settled_below() > chain.known.next => Work::Advance,
+            Phase::Working | Phase::Unsure => Work::Check(chain.known),
+        })
     }
 
-    /// Whether [`Self::work`] would have an answer.
+    /// Whether [`Self::work`] has an answer.
     pub(crate) fn is_ready(&self, now: Instant) -> bool {
-        if now < self.due || self.row_busy {
-            return false;
-        }
-        match self.phase {
-            Phase::Unowned => true,
-            Phase::Unsure => self.lanes.iter().all(|lane| !lane.busy),
-            Phase::Working => {
-                self.lanes.iter().any(|lane| lane.is_ready(now))
-                    || (self.is_idle() && now >= self.verified + self.limits.check)
-            }
-        }
+        self.wakes().is_some_and(|at| now >= at)
     }
 
     fn is_idle(&self) -> bool {
@@ -205,7 +178,7 @@ impl Partition {
         self.phase == Phase::Unowned && self.row_busy && self.setbacks == 0
     }
 
-    /// When [`Partition::work`] may have an answer without anything coming; `None` while something is under way.
+    /// When there is something to do; `None` while that waits for what is under way.
     pub(crate) fn wakes(&self) -> Option<Instant> {
         if self.row_busy {
             return None;
@@ -218,6 +191,7 @@ impl Partition {
                 let due = self.lanes.iter().filter_map(Lane::wakes).min();
                 due.map(|at| at.max(self.due))
             }
+            // Lanes that are still at work find the doubt and roll back.
             Phase::Unsure if self.lanes.iter().any(|lane| lane.busy) => None,
             Phase::Unowned | Phase::Unsure => Some(self.due),
         }
@@ -405,7 +379,6 @@ impl Partition {
         // An attempt that is repeated at once is not worth a transaction.
         standing.unwritten = delay.is_some_and(|d| d >= WORTH_WRITING) || standing.written;
         standing.given_up = delay.is_none();
-        standing.counted = standing.given_up;
         match delay {
             Some(delay) => {
                 lane.due = now + delay;
@@ -417,10 +390,7 @@ impl Partition {
 
     /// A compare-and-set hit no row, or the answer to a COMMIT was lost.
     pub(crate) fn unsure(&mut self, lane: Option<(usize, Batch)>) {
-        match lane {
-            Some((lane, batch)) => self.lanes[lane].put_back(batch),
-            None => self.row_busy = false,
-        }
+        self.give_back(lane);
         if self.phase == Phase::Working {
             self.phase = Phase::Unsure;
         }
@@ -428,11 +398,16 @@ impl Partition {
 
     /// Whatever was tried did not work; try the same again, later.
     pub(crate) fn outage(&mut self, lane: Option<(usize, Batch)>, jitter: f64, now: Instant) {
+        self.give_back(lane);
+        self.later(jitter, now);
+    }
+
+    /// What was tried is not under way any more, and did nothing: a lane's transaction, or work on the row alone.
+    fn give_back(&mut self, lane: Option<(usize, Batch)>) {
         match lane {
             Some((lane, batch)) => self.lanes[lane].put_back(batch),
             None => self.row_busy = false,
         }
-        self.later(jitter, now);
     }
 
     fn later(&mut self, jitter: f64, now: Instant) {
@@ -570,7 +545,7 @@ mod tests {
             topic: "orders".into(),
             partition: 0,
         };
-        let mut partition = Partition::new(key, 1, LIMITS, now);
+        let mut partition = Partition::new(key, LIMITS, now);
         partition.owned(known(next), "t".to_owned(), BTreeMap::new(), now);
         partition.listens();
         partition

@@ -6,19 +6,20 @@
 //! process does not do so for ever.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use oncebox_kafka::Message;
 use oncebox_migrations::headers;
 use tokio_util::sync::CancellationToken;
 
 use crate::InboxStore;
-use crate::delivery::{Delivery, identify};
+use crate::delivery::identify;
 use crate::foreign::ForeignId;
 use crate::handler::HandlerError;
+use crate::lane::{Batch, Entry, Standing};
 use crate::position::Key;
-use crate::process::{Processor, now_micros, storable};
-use crate::store::{Letter, Recorded};
+use crate::process::{Fate, Processor, Settled};
+use crate::store::Letter;
 
 /// How often orders are looked for.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -119,22 +120,25 @@ impl<D: InboxStore> Processor<D> {
         {
             return self.gone(tx).await;
         }
-        let delivery = match delivery(key, letter) {
-            Ok(delivery) => delivery,
+        let batch = match batch(key, letter) {
+            Ok(batch) => batch,
             Err(e) => {
                 self.undo(tx).await;
                 return Ok(Replayed::Failed(e.chain()));
             }
         };
-        let begun = std::time::Instant::now();
-        if let Err(e) = self.handle(&mut tx, std::slice::from_ref(&delivery)).await {
+        let begun = Instant::now();
+        if let Err(e) = self.handle(&mut tx, &batch.deliveries).await {
             self.undo(tx).await;
             return Ok(Replayed::Failed(e.chain()));
         }
-        let took = begun.elapsed();
+        let fate = Fate {
+            settled: Settled::Effect,
+            took: begun.elapsed(),
+        };
         let after = async {
             self.limited(D::intact(&mut tx)).await?;
-            self.record_replay(&mut tx, key, &delivery, took).await?;
+            self.keep_books(&mut tx, key, &batch, &[fate]).await?;
             if let (true, Some(name)) = (letter.parked, &letter.key) {
                 self.limited(D::release_next(&mut tx, statements, key, name))
                     .await?;
@@ -157,38 +161,14 @@ impl<D: InboxStore> Processor<D> {
         }
     }
 
-    async fn record_replay(
-        &self,
-        tx: &mut sqlx::Transaction<'static, D>,
-        key: &Key,
-        delivery: &Delivery,
-        took: Duration,
-    ) -> Result<(), sqlx::Error> {
-        let Some(business_id) = &self.record else {
-            return Ok(());
-        };
-        let record = Recorded {
-            offset: delivery.offset,
-            message_id: delivery.message_id,
-            business_id: business_id(delivery).map(|id| storable(&id)),
-            status: "effect",
-            attempts: i32::try_from(delivery.attempt).unwrap_or(i32::MAX),
-            first_at: now_micros(),
-            duration_us: i64::try_from(took.as_micros()).unwrap_or(i64::MAX),
-            error: None,
-        };
-        self.limited(D::record(tx, &self.statements, key, &[record]))
-            .await
-    }
-
     async fn gone(&self, tx: sqlx::Transaction<'static, D>) -> Result<Replayed, sqlx::Error> {
         self.undo(tx).await;
         Ok(Replayed::Gone)
     }
 }
 
-/// The message as it was delivered when it failed.
-fn delivery(key: &Key, letter: &Letter) -> Result<Delivery, HandlerError> {
+/// The message as it was delivered when it failed, alone in its batch.
+fn batch(key: &Key, letter: &Letter) -> Result<Batch, HandlerError> {
     let mut list = Vec::new();
     for header in headers::decode(&letter.headers) {
         let (name, value) = header.map_err(HandlerError::fatal)?;
@@ -206,6 +186,11 @@ fn delivery(key: &Key, letter: &Letter) -> Result<Delivery, HandlerError> {
     };
     let (mut delivery, _) = identify(message, "", &ForeignId::PartitionOffset);
     delivery.message_id = letter.message_id;
-    delivery.attempt = u32::try_from(letter.attempts).unwrap_or(0) + 1;
-    Ok(delivery)
+    let standing = Standing {
+        attempts: u32::try_from(letter.attempts).unwrap_or(0),
+        ..Standing::default()
+    };
+    let mut batch = Batch::default();
+    batch.push(Entry { delivery, standing });
+    Ok(batch)
 }

@@ -94,7 +94,6 @@ struct World {
     database: Database,
     backup: Database,
     processes: Vec<Process>,
-    generation: u64,
     tokens: u128,
     /// Messages whose handler failed for the last time: only these may become dead letters.
     given_up: BTreeSet<i64>,
@@ -130,7 +129,6 @@ impl World {
             database: Database::default(),
             backup: Database::default(),
             processes: (0..PROCESSES).map(|_| Process::default()).collect(),
-            generation: 0,
             tokens: 0,
             given_up: BTreeSet::new(),
             faults: true,
@@ -225,13 +223,12 @@ impl World {
                 process.open.clear();
             }
             Some(true) => {
-                self.generation += 1;
                 let key = Key {
                     consumer: "c".into(),
                     topic: "t".into(),
                     partition: 0,
                 };
-                process.partition = Some(Partition::new(key, self.generation, limits, now));
+                process.partition = Some(Partition::new(key, limits, now));
             }
             None => {
                 let Some(partition) = &mut process.partition else {
@@ -265,7 +262,7 @@ impl World {
             Some(Work::Lane(lane, Task::Deliver(batch))) => (What::Handle, Some((lane, batch))),
             Some(Work::Lane(lane, Task::Bury(batch))) => (What::Bury, Some((lane, batch))),
             Some(Work::Lane(lane, Task::Note(batch, _))) => (What::Note, Some((lane, batch))),
-            Some(Work::Lane(_, Task::Stop(e))) => panic!("{e}"),
+            Some(Work::Stop(e)) => panic!("{e}"),
             None => return,
         };
         if let Some((_, batch)) = &lane

@@ -61,33 +61,22 @@ impl Filter {
             let ids = self.ids.iter().map(|id| Value::Int(*id)).collect();
             sql.push(" AND ").push_in::<D>("id", ids);
         }
-        if let Some(consumer) = &self.consumer {
-            sql.push_with(" AND consumer = ?", Value::Text(consumer.clone()));
-        }
-        if let Some(topic) = &self.topic {
-            sql.push_with(" AND topic = ?", Value::Text(topic.clone()));
-        }
-        if let Some(partition) = self.partition {
-            sql.push_with(" AND partition = ?", Value::Int(partition.into()));
-        }
-        if let Some(key) = &self.key {
-            sql.push_with(" AND key = ?", Value::Bytes(key.clone()));
-        }
-        if let Some(id) = self.message_id {
-            sql.push_with(" AND message_id = ?", Value::Uuid(id));
-        }
-        if let Some(error) = &self.error {
-            sql.push(" AND ");
-            sql.push_with(D::LETTERS.contains, Value::Text(error.clone()));
-        }
-        if let Some(since) = self.since {
-            sql.push(" AND failed_at >= ");
-            sql.push_with(D::TIME, since.into());
-        }
-        if let Some(until) = self.until {
-            sql.push(" AND failed_at < ");
-            sql.push_with(D::TIME, until.into());
-        }
+        let text = |text: &Option<String>| text.clone().map(Value::Text);
+        let number = |number: i32| Value::Int(number.into());
+        sql.push_if(" AND consumer = ?", text(&self.consumer))
+            .push_if(" AND topic = ?", text(&self.topic))
+            .push_if(" AND partition = ?", self.partition.map(number))
+            .push_if(" AND key = ?", self.key.clone().map(Value::Bytes))
+            .push_if(" AND message_id = ?", self.message_id.map(Value::Uuid))
+            .push_if(&format!(" AND {}", D::LETTERS.contains), text(&self.error))
+            .push_if(
+                &format!(" AND failed_at >= {}", D::TIME),
+                self.since.map(Value::from),
+            )
+            .push_if(
+                &format!(" AND failed_at < {}", D::TIME),
+                self.until.map(Value::from),
+            );
         match self.kind {
             Some(Kind::Dead) => sql.push(" AND NOT parked"),
             Some(Kind::Parked) => sql.push(" AND parked"),

@@ -104,7 +104,7 @@ impl<D: OperatorStore> Letters<D> {
         let most = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
         sql.push(&format!(" ORDER BY id {order}"));
         sql.push_with(" LIMIT ?", Value::Int(most));
-        let rows = self.rows("list the letters", sql).await?;
+        let rows = operator::rows(&self.pool, "list the letters", sql).await?;
         let letters = rows
             .iter()
             .take(limit)
@@ -132,7 +132,7 @@ impl<D: OperatorStore> Letters<D> {
         let mut sql = self.select(D::LETTERS.groups);
         filter.push::<D>(&mut sql);
         sql.push(" GROUP BY consumer, topic ORDER BY consumer, topic");
-        let rows = self.rows("count the letters", sql).await?;
+        let rows = operator::rows(&self.pool, "count the letters", sql).await?;
         rows.iter()
             .map(letter::group::<D>)
             .collect::<Result<_, _>>()
@@ -152,7 +152,7 @@ impl<D: OperatorStore> Letters<D> {
         operator::check(&self.pool, &self.names).await?;
         let mut sql = self.select(&format!("{}, payload, headers", D::LETTERS.columns));
         sql.push_with("id = ?", Value::Int(id));
-        let rows = self.rows("read a letter", sql).await?;
+        let rows = operator::rows(&self.pool, "read a letter", sql).await?;
         rows.first()
             .map(letter::letter::<D>)
             .transpose()
@@ -164,13 +164,5 @@ impl<D: OperatorStore> Letters<D> {
             &format!("SELECT {columns} FROM {{dead_letter}} WHERE "),
             &self.names,
         ))
-    }
-
-    async fn rows(&self, doing: &'static str, sql: Sql) -> Result<Vec<D::Row>, Error> {
-        let failed = |e| Error::database(doing, e);
-        let mut tx = operator::reading(&self.pool).await?;
-        let rows = D::rows(&mut tx, sql).await.map_err(failed)?;
-        tx.rollback().await.map_err(failed)?;
-        Ok(rows)
     }
 }

@@ -65,6 +65,14 @@ impl Sql {
         self.push(&text.replace('?', &name))
     }
 
+    /// Appends the text when there is a value.
+    pub fn push_if(&mut self, text: &str, value: Option<Value>) -> &mut Self {
+        match value {
+            Some(value) => self.push_with(text, value),
+            None => self,
+        }
+    }
+
     /// Appends `<column> is one of these`.
     pub fn push_in<D: Ask>(&mut self, column: &str, values: Vec<Value>) -> &mut Self {
         match D::array(&values) {
@@ -88,17 +96,7 @@ impl Sql {
 
 /// `text` with the names of the tables in place of `{outbox}`, `{dead_letter}` and so on.
 pub(crate) fn tables<D: Ask>(text: &str, names: &Names) -> String {
-    let dialect = D::DIALECT;
-    text.replace("{outbox}", &names.outbox(dialect))
-        .replace("{mark}", &names.mark(dialect))
-        .replace("{parked}", &names.parked(dialect))
-        .replace("{inbox}", &names.inbox(dialect))
-        .replace("{position}", &names.position(dialect))
-        .replace("{dead_letter}", &names.dead_letter(dialect))
-        .replace("{blocked_key}", &names.blocked_key(dialect))
-        .replace("{attempt}", &names.attempt(dialect))
-        .replace("{breaker}", &names.breaker(dialect))
-        .replace("{record}", &names.record(dialect))
+    crate::store::tables(D::DIALECT, names, text)
 }
 
 /// Asking a database. Every function works on a connection of the caller.

@@ -34,12 +34,7 @@ impl OperatorStore for sqlx::Sqlite {}
 
 /// Checks that the tables are those of this build.
 pub(crate) async fn check<D: OperatorStore>(pool: &Pool<D>, names: &Names) -> Result<(), Error> {
-    let mut conn = pool
-        .acquire()
-        .await
-        .map_err(|e| Error::database("connect to the database", e))?;
-    <D as crate::store::Store>::check(&mut conn, names).await?;
-    Ok(())
+    crate::store::connect(pool, names).await.map(drop)
 }
 
 /// Begins a transaction that only reads.
@@ -49,6 +44,19 @@ pub(crate) async fn reading<D: OperatorStore>(
     pool.begin_with(D::BEGIN_READ)
         .await
         .map_err(|e| Error::database("begin to read", e))
+}
+
+/// The rows of a query, in a transaction of their own that only reads.
+pub(crate) async fn rows<D: OperatorStore>(
+    pool: &Pool<D>,
+    doing: &'static str,
+    sql: Sql,
+) -> Result<Vec<D::Row>, Error> {
+    let failed = |e| Error::database(doing, e);
+    let mut tx = reading(pool).await?;
+    let rows = D::rows(&mut tx, sql).await.map_err(failed)?;
+    tx.rollback().await.map_err(failed)?;
+    Ok(rows)
 }
 
 /// Begins a transaction that writes.

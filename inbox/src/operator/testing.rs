@@ -1,4 +1,4 @@
-//! Fresh databases, and rows as the consumer leaves them, for the conformance suites of the operator's modules.
+//! Fresh databases, and rows as the consumer leaves them, for the conformance suites.
 
 use oncebox_migrations::Names;
 use sqlx::Pool;
@@ -33,11 +33,11 @@ pub(crate) async fn postgres() -> Option<sqlx::PgPool> {
         println!("skipped: ONCEBOX_TEST_POSTGRES_URL is not set");
         return None;
     };
-    let name = format!("inbox_operator_{}", Uuid::now_v7().simple());
+    let name = format!("inbox_{}", Uuid::now_v7().simple());
     let admin = sqlx::PgPool::connect(&url).await.unwrap();
     let create = sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"));
     sqlx::query(create).execute(&admin).await.unwrap();
-    // Whatever the database prefers, an operator's change works with READ COMMITTED.
+    // Whatever the database prefers, consumers and operators work with READ COMMITTED.
     let alter = sqlx::AssertSqlSafe(format!(
         "ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'"
     ));

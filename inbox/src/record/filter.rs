@@ -84,32 +84,23 @@ impl Filter {
     pub(super) fn push<D: Texts>(&self, sql: &mut Sql) {
         // Something must stand there.
         sql.push("1 = 1");
-        if let Some(id) = self.message_id {
-            sql.push_with(" AND message_id = ?", Value::Uuid(id));
-        }
-        if let Some(id) = &self.business_id {
-            sql.push_with(" AND business_id = ?", Value::Text(id.clone()));
-        }
-        if let Some(consumer) = &self.consumer {
-            sql.push_with(" AND consumer = ?", Value::Text(consumer.clone()));
-        }
-        if let Some(topic) = &self.topic {
-            sql.push_with(" AND topic = ?", Value::Text(topic.clone()));
-        }
-        if let Some(partition) = self.partition {
-            sql.push_with(" AND partition = ?", Value::Int(partition.into()));
-        }
-        if let Some(status) = self.status {
-            sql.push_with(" AND status = ?", Value::Text(status.to_string()));
-        }
-        // The bare column: that is how the server leaves the other days' partitions alone.
-        if let Some(since) = self.since {
-            sql.push(" AND settled_at >= ");
-            sql.push_with(D::TIME, since.into());
-        }
-        if let Some(until) = self.until {
-            sql.push(" AND settled_at < ");
-            sql.push_with(D::TIME, until.into());
-        }
+        let text = |text: &Option<String>| text.clone().map(Value::Text);
+        let number = |number: i32| Value::Int(number.into());
+        let status = |status: Status| Value::Text(status.to_string());
+        sql.push_if(" AND message_id = ?", self.message_id.map(Value::Uuid))
+            .push_if(" AND business_id = ?", text(&self.business_id))
+            .push_if(" AND consumer = ?", text(&self.consumer))
+            .push_if(" AND topic = ?", text(&self.topic))
+            .push_if(" AND partition = ?", self.partition.map(number))
+            .push_if(" AND status = ?", self.status.map(status))
+            // The bare column: that is how the server leaves the other days' partitions alone.
+            .push_if(
+                &format!(" AND settled_at >= {}", D::TIME),
+                self.since.map(Value::from),
+            )
+            .push_if(
+                &format!(" AND settled_at < {}", D::TIME),
+                self.until.map(Value::from),
+            );
     }
 }

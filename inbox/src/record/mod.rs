@@ -115,7 +115,7 @@ impl<D: OperatorStore> Records<D> {
         let most = i64::try_from(limit).unwrap_or(i64::MAX).saturating_add(1);
         sql.push(&format!(" ORDER BY {by}"));
         sql.push_with(" LIMIT ?", Value::Int(most));
-        let found = self.rows("list the record", sql).await?;
+        let found = operator::rows(&self.pool, "list the record", sql).await?;
         let rows = found
             .iter()
             .take(limit)
@@ -143,7 +143,7 @@ impl<D: OperatorStore> Records<D> {
         let mut sql = self.select(D::RECORDS.groups);
         filter.push::<D>(&mut sql);
         sql.push(" GROUP BY consumer, topic, status ORDER BY consumer, topic, status");
-        let rows = self.rows("count the record", sql).await?;
+        let rows = operator::rows(&self.pool, "count the record", sql).await?;
         rows.iter()
             .map(row::group::<D>)
             .collect::<Result<_, _>>()
@@ -155,14 +155,6 @@ impl<D: OperatorStore> Records<D> {
             &format!("SELECT {columns} FROM {{record}} WHERE "),
             &self.names,
         ))
-    }
-
-    async fn rows(&self, doing: &'static str, sql: Sql) -> Result<Vec<D::Row>, Error> {
-        let failed = |e| Error::database(doing, e);
-        let mut tx = operator::reading(&self.pool).await?;
-        let rows = D::rows(&mut tx, sql).await.map_err(failed)?;
-        tx.rollback().await.map_err(failed)?;
-        Ok(rows)
     }
 
     /// Today by the database's clock, UTC.

@@ -164,11 +164,7 @@ async fn connect<D: InboxStore>(
     consumer: &str,
 ) -> Result<(sqlx::pool::PoolConnection<D>, crate::store::Statements), Error> {
     check_consumer(consumer)?;
-    let mut conn = pool
-        .acquire()
-        .await
-        .map_err(|e| Error::database("connect to the database", e))?;
-    D::check(&mut conn, names).await?;
+    let conn = crate::store::connect(pool, names).await?;
     Ok((conn, D::statements(names, Duration::from_secs(60))))
 }
 
@@ -201,14 +197,13 @@ async fn tripped<D: InboxStore>(
 ///
 /// Reads only.
 pub async fn plan<D: InboxStore>(request: &Request<D>, from: From) -> Result<Plan, Error> {
-    check_consumer(&request.consumer)?;
-    let mut conn = request
-        .pool
-        .acquire()
-        .await
-        .map_err(|e| Error::database("connect to the database", e))?;
-    D::check(&mut conn, &request.names).await?;
-    let statements = D::statements(&request.names, Duration::from_secs(60));
+    let Request {
+        pool,
+        names,
+        consumer,
+        ..
+    } = request;
+    let (mut conn, statements) = connect(pool, names, consumer).await?;
     let topic = &request.topic;
     let topic_id = oncebox_kafka::topic_id(&request.kafka, topic)
         .await

@@ -8,6 +8,7 @@ use uuid::Uuid;
 
 use super::{DeadLetter, Recorded};
 use crate::InboxStore;
+use crate::operator::testing;
 use crate::partition::Attempt;
 use crate::position::{Key, Known, Row};
 
@@ -471,63 +472,28 @@ async fn letters<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
 #[cfg(feature = "sqlite")]
 #[tokio::test]
 async fn sqlite_conforms() {
-    let dir = tempfile::tempdir().unwrap();
-    let options = sqlx::sqlite::SqliteConnectOptions::new()
-        .filename(dir.path().join("test.db"))
-        .create_if_missing(true);
-    let pool = sqlx::SqlitePool::connect_with(options).await.unwrap();
-    let mut conn = pool.acquire().await.unwrap();
-    oncebox_migrations::sqlite::migrate(&mut conn, &Names::default())
-        .await
-        .unwrap();
-    drop(conn);
+    let (_dir, pool) = testing::sqlite().await;
     conforms(&pool).await;
 }
 
 #[cfg(feature = "postgres")]
 mod postgres {
-    use sqlx::PgPool;
-
     use super::*;
     use crate::store::Store;
 
-    /// A database of its own; `None` without a server.
-    async fn database() -> Option<PgPool> {
-        let url = std::env::var("ONCEBOX_TEST_POSTGRES_URL")
-            .ok()
-            .filter(|v| !v.is_empty());
-        let Some(url) = url else {
-            println!("skipped: ONCEBOX_TEST_POSTGRES_URL is not set");
-            return None;
-        };
-        let name = format!("inbox_store_{}", Uuid::now_v7().simple());
-        let admin = PgPool::connect(&url).await.unwrap();
-        let create = sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"));
-        sqlx::query(create).execute(&admin).await.unwrap();
-        // Whatever the database prefers, the inbox works with READ COMMITTED.
-        let alter = sqlx::AssertSqlSafe(format!(
-            "ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'"
-        ));
-        sqlx::query(alter).execute(&admin).await.unwrap();
-        let (server, _) = url.rsplit_once('/').unwrap();
-        let pool = PgPool::connect(&format!("{server}/{name}")).await.unwrap();
-        let mut conn = pool.acquire().await.unwrap();
-        oncebox_migrations::postgres::migrate(&mut conn, &Names::default())
-            .await
-            .unwrap();
-        drop(conn);
-        Some(pool)
-    }
-
     #[tokio::test]
     async fn postgres_conforms() {
-        let Some(pool) = database().await else { return };
+        let Some(pool) = testing::postgres().await else {
+            return;
+        };
         conforms(&pool).await;
     }
 
     #[tokio::test]
     async fn postgres_waits_for_the_other_transaction_and_then_knows() {
-        let Some(pool) = database().await else { return };
+        let Some(pool) = testing::postgres().await else {
+            return;
+        };
         let statements = sqlx::Postgres::statements(&Names::default(), Duration::from_secs(60));
         for commit in [true, false] {
             let id = Uuid::now_v7();
@@ -551,7 +517,9 @@ mod postgres {
 
     #[tokio::test]
     async fn postgres_ends_a_session_that_stands_still_in_a_transaction() {
-        let Some(pool) = database().await else { return };
+        let Some(pool) = testing::postgres().await else {
+            return;
+        };
         let statements = sqlx::Postgres::statements(&Names::default(), Duration::from_millis(300));
         let id = Uuid::now_v7();
         let mut still = sqlx::Postgres::begin(&pool, &statements).await.unwrap();

@@ -6,7 +6,10 @@ use oncebox_migrations::{Dialect, Names};
 use sqlx::{Postgres, Row as _};
 use uuid::Uuid;
 
-use super::{Recorded, Statements, Store, Templates, implement_statements, sql};
+use super::rows::position_row;
+use super::shared::{implement_statements, keyed, sql};
+use super::statements::Templates;
+use super::{Recorded, Statements, Store};
 use crate::position::{Key, Known};
 
 const SQL: Templates = Templates {
@@ -72,14 +75,14 @@ const SQL: Templates = Templates {
     release_next: "UPDATE {dead_letter} SET replay_at = coalesce(replay_at, clock_timestamp()) WHERE id = \
                    (SELECT id FROM {dead_letter} WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked \
                    ORDER BY partition, record_offset LIMIT 1)",
-    pages: "SELECT pg_relation_size('{inbox}') / current_setting('block_size')::bigint",
     unblock: "DELETE FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = $3",
     refuse_letter: "UPDATE {dead_letter} SET replay_at = NULL, error = $2, attempts = attempts + 1 \
                     WHERE id = $1 AND replay_at IS NOT NULL",
     refuse_key: "UPDATE {dead_letter} SET replay_at = NULL WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked",
     // Through the table by its pages: no index, no scan that begins at deleted rows, and each chunk costs the same.
-    sweep: "DELETE FROM {inbox} WHERE ctid >= format('(%s,0)', $3)::tid AND ctid < format('(%s,0)', $3 + 256)::tid \
-            AND consumer = $1 AND seen_at < clock_timestamp() - $2 * interval '1 second'",
+    sweep: "WITH gone AS (DELETE FROM {inbox} WHERE ctid >= format('(%s,0)', $3)::tid AND ctid < format('(%s,0)', $3 + 256)::tid \
+            AND consumer = $1 AND seen_at < clock_timestamp() - $2 * interval '1 second' RETURNING 1) \
+            SELECT count(*), pg_relation_size('{inbox}') / current_setting('block_size')::bigint FROM gone",
 };
 
 /// Pages of 8 KiB that are swept at a time: some 20 000 marks.
@@ -164,10 +167,7 @@ impl Store for Postgres {
         let statuses: Vec<&str> = records.iter().map(|r| r.status).collect();
         let attempts: Vec<i32> = records.iter().map(|r| r.attempts).collect();
         let errors: Vec<Option<&str>> = records.iter().map(|r| r.error).collect();
-        sql::<Self>(&statements.record)
-            .bind(&*key.consumer)
-            .bind(&*key.topic)
-            .bind(key.partition)
+        keyed::<Self>(&statements.record, key)
             .bind(column(|r| r.offset))
             .bind(ids)
             .bind(business)
@@ -188,18 +188,18 @@ impl Store for Postgres {
         window: Duration,
         chunk: i64,
     ) -> Result<(u64, Option<i64>), sqlx::Error> {
-        let done = sql::<Self>(&statements.sweep)
+        let row = sql::<Self>(&statements.sweep)
             .bind(consumer)
             .bind(i64::try_from(window.as_secs()).unwrap_or(i64::MAX))
             .bind(chunk * CHUNK)
-            .execute(&mut *conn)
-            .await?;
-        let pages: i64 = sql::<Self>(&statements.pages)
             .fetch_one(conn)
-            .await?
-            .try_get(0)?;
+            .await?;
+        let (deleted, pages): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
         let next = (chunk + 1) * CHUNK < pages;
-        Ok((done.rows_affected(), next.then_some(chunk + 1)))
+        Ok((
+            u64::try_from(deleted).unwrap_or_default(),
+            next.then_some(chunk + 1),
+        ))
     }
 
     async fn known(
@@ -208,14 +208,11 @@ impl Store for Postgres {
         key: &Key,
         ids: &[Uuid],
     ) -> Result<Option<(Known, Vec<Uuid>)>, sqlx::Error> {
-        let row = sql::<Self>(&statements.known)
-            .bind(&*key.consumer)
-            .bind(&*key.topic)
-            .bind(key.partition)
+        let row = keyed::<Self>(&statements.known, key)
             .bind(ids)
             .fetch_optional(conn)
             .await?;
-        row.map(|row| Ok((super::position_row(&row)?.known(), row.try_get(4)?)))
+        row.map(|row| Ok((position_row(&row)?.known(), row.try_get(4)?)))
             .transpose()
     }
 

@@ -6,7 +6,10 @@ use oncebox_migrations::{Dialect, Names};
 use sqlx::{Row as _, Sqlite};
 use uuid::Uuid;
 
-use super::{Recorded, Statements, Store, Templates, implement_statements, sql};
+use super::rows::position_row;
+use super::shared::{implement_statements, keyed, sql};
+use super::statements::Templates;
+use super::{Recorded, Statements, Store};
 use crate::position::{Key, Known};
 
 // updated_at is for people; the expression is the one of the column's default. Lists of ids come as JSON.
@@ -73,7 +76,6 @@ const SQL: Templates = Templates {
     release_next: "UPDATE {dead_letter} SET replay_at = coalesce(replay_at, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000) WHERE id = \
                    (SELECT id FROM {dead_letter} WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked \
                    ORDER BY partition, record_offset LIMIT 1)",
-    pages: "SELECT 0",
     unblock: "DELETE FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = $3",
     refuse_letter: "UPDATE {dead_letter} SET replay_at = NULL, error = $2, attempts = attempts + 1 \
                     WHERE id = $1 AND replay_at IS NOT NULL",
@@ -150,10 +152,7 @@ impl Store for Sqlite {
         records: &[Recorded<'_>],
     ) -> Result<(), sqlx::Error> {
         for record in records {
-            sql::<Self>(&statements.record)
-                .bind(&*key.consumer)
-                .bind(&*key.topic)
-                .bind(key.partition)
+            keyed::<Self>(&statements.record, key)
                 .bind(record.offset)
                 .bind(record.message_id)
                 .bind(record.business_id.as_deref())
@@ -191,10 +190,7 @@ impl Store for Sqlite {
         key: &Key,
         ids: &[Uuid],
     ) -> Result<Option<(Known, Vec<Uuid>)>, sqlx::Error> {
-        let row = sql::<Self>(&statements.known)
-            .bind(&*key.consumer)
-            .bind(&*key.topic)
-            .bind(key.partition)
+        let row = keyed::<Self>(&statements.known, key)
             .bind(json(ids))
             .fetch_optional(conn)
             .await?;
@@ -204,7 +200,7 @@ impl Store for Sqlite {
         let ids = found.split(',').filter(|id| !id.is_empty());
         let ids = ids.map(|id| Uuid::try_parse(id).map_err(|e| sqlx::Error::Decode(e.into())));
         Ok(Some((
-            super::position_row(&row)?.known(),
+            position_row(&row)?.known(),
             ids.collect::<Result<_, _>>()?,
         )))
     }

@@ -22,7 +22,6 @@ use crate::start::{Start, decide};
 pub(super) struct Job<D: InboxStore> {
     pub(super) id: Id,
     pub(super) key: Key,
-    pub(super) generation: u64,
     pub(super) term: Arc<Term>,
     pub(super) processor: Arc<Processor<D>>,
 }
@@ -30,7 +29,6 @@ pub(super) struct Job<D: InboxStore> {
 /// How it ended, and what it was about.
 pub(super) struct Report {
     pub(super) id: Id,
-    pub(super) generation: u64,
     pub(super) term: Arc<Term>,
     pub(super) result: Ended,
 }
@@ -61,7 +59,6 @@ impl<D: InboxStore> Job<D> {
     fn report(self, result: Ended) -> Report {
         Report {
             id: self.id,
-            generation: self.generation,
             term: self.term,
             result,
         }
@@ -142,7 +139,6 @@ impl<D: InboxStore> Job<D> {
                 let outcome = processor.note(key, term, &batch, due).await;
                 (batch, outcome)
             }
-            Task::Stop(error) => (Batch::default(), Outcome::Stop(*error)),
         };
         let took = begun.elapsed();
         self.report(Ended::Done {

@@ -79,7 +79,6 @@ pub(crate) struct Worker<D: InboxStore> {
     commands: blocking::Sender<Command>,
     events: mpsc::Receiver<Event>,
     full: Arc<AtomicBool>,
-    generation: u64,
     /// Number of the last assignment that Kafka was told.
     assignment: u64,
     /// The partition that was served last, so that the others come first.
@@ -129,7 +128,6 @@ pub(crate) async fn work<D: InboxStore, F: Feed + Send + 'static>(
         commands,
         events: happened,
         full,
-        generation: 0,
         assignment: 0,
         last: None,
         reassign: false,
@@ -226,7 +224,7 @@ impl<D: InboxStore> Worker<D> {
             let Some(work) = self.slots.get_mut(&id).and_then(|s| s.partition.work(now)) else {
                 break;
             };
-            let work = self.count_unusable(&id, work).await?;
+            let work = self.count_failure(&id, work).await?;
             self.begin(&id, work)?;
             self.last = Some(id);
         }
@@ -253,8 +251,9 @@ impl<D: InboxStore> Worker<D> {
         chosen.next().map(|(id, _)| id.clone())
     }
 
-    /// A message that is written off without an attempt is a failure like any other: a topic full of them is the wrong topic.
-    async fn count_unusable(&mut self, id: &Id, mut work: Work) -> Result<Work, Error> {
+    /// Every message that is about to be written off counts, also one without an attempt: a topic full of them is the wrong
+    /// topic. Too many in a row stop the consumer instead.
+    async fn count_failure(&mut self, id: &Id, mut work: Work) -> Result<Work, Error> {
         if let Work::Lane(_, Task::Bury(batch)) = &mut work
             && let Some(standing) = batch.standings.first_mut()
             && !std::mem::replace(&mut standing.counted, true)
@@ -274,7 +273,6 @@ impl<D: InboxStore> Worker<D> {
         let job = Job {
             id: id.clone(),
             key: slot.partition.key.clone(),
-            generation: slot.partition.generation,
             term: Arc::clone(slot.partition.term()),
             processor: Arc::clone(&self.processor),
         };
@@ -282,7 +280,7 @@ impl<D: InboxStore> Worker<D> {
             Work::Take => self.jobs.spawn(job.take(self.commands.clone())),
             Work::Check(known) => self.jobs.spawn(job.check(known)),
             Work::Advance => self.jobs.spawn(job.advance()),
-            Work::Lane(_, Task::Stop(error)) => return Err(*error),
+            Work::Stop(error) => return Err(*error),
             Work::Lane(lane, task) => self.jobs.spawn(job.lane(lane, task)),
         };
         if let Some(slot) = self.slots.get_mut(id) {
@@ -301,9 +299,8 @@ impl<D: InboxStore> Worker<D> {
             Err(e) if e.is_cancelled() => return Ok(()),
             Err(_) => return Err(Error::Thread),
         };
-        let current = self.slots.get(&report.id).is_some_and(|slot| {
-            slot.partition.generation == report.generation && slot.partition.is_of(&report.term)
-        });
+        let slot = self.slots.get(&report.id);
+        let current = slot.is_some_and(|slot| slot.partition.is_of(&report.term));
         match report.result {
             // G10: a late result does not revive a partition that was given up.
             _ if !current => Ok(()),
@@ -336,7 +333,7 @@ impl<D: InboxStore> Worker<D> {
                 lane,
                 outcome,
                 took,
-            } => self.conclude(&report.id, lane, outcome, took).await,
+            } => self.conclude(&report.id, lane, outcome, took),
         }
     }
 
@@ -369,7 +366,6 @@ impl<D: InboxStore> Worker<D> {
                 Ok(())
             }
             Happened::Kafka(ConsumerEvent::Assigned(assigned)) => {
-                self.generation += 1;
                 for (topic, partition) in assigned {
                     let topic: Arc<str> = topic.into();
                     let key = Key {
@@ -380,7 +376,7 @@ impl<D: InboxStore> Worker<D> {
                     tracing::info!(%topic, partition, "partition assigned");
                     let (limits, now) = (self.settings.limits, Instant::now());
                     let slot = Slot {
-                        partition: Partition::new(key, self.generation, limits, now),
+                        partition: Partition::new(key, limits, now),
                         under_way: Vec::new(),
                     };
                     if let Some(old) = self.slots.insert((topic, partition), slot) {
@@ -452,19 +448,18 @@ impl<D: InboxStore> Worker<D> {
     }
 
     fn on_taken(&mut self, id: &Id, taken: job::Taken) -> Result<(), Error> {
-        let row = match taken {
-            job::Taken::Row(row, attempts) => Some((row, attempts)),
-            job::Taken::Later => None,
+        let (row, attempts) = match taken {
+            job::Taken::Row(row, attempts) => (row, attempts),
+            job::Taken::Later => {
+                self.later(id, None);
+                return Ok(());
+            }
             job::Taken::Outage(doing, e) => return self.wait_out(id, None, doing, e),
             job::Taken::Kafka(e) => {
                 self.later(id, None);
                 return Self::tolerate("look at a partition", e);
             }
             job::Taken::Stop(error) => return Err(*error),
-        };
-        let Some((row, attempts)) = row else {
-            self.later(id, None);
-            return Ok(());
         };
         tracing::info!(topic = %id.0, partition = id.1, next = row.next, "partition taken");
         self.counters(&id.0).ownership(1);
@@ -478,7 +473,7 @@ impl<D: InboxStore> Worker<D> {
     }
 
     /// What a transaction's outcome means for its partition.
-    async fn conclude(
+    fn conclude(
         &mut self,
         id: &Id,
         lane: Option<(usize, Batch)>,
@@ -523,9 +518,6 @@ impl<D: InboxStore> Worker<D> {
                     }
                     Failed::GivenUp => {
                         tracing::warn!(topic = %id.0, partition = id.1, error = %text, "handler failed, message is written off");
-                        if let Some(failures) = self.breaker.failed(&id.0) {
-                            return Err(self.trip(id, failures, text).await);
-                        }
                     }
                 }
                 Ok(())

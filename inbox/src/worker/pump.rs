@@ -78,10 +78,7 @@ impl<F: Feed> Pump<F> {
             // A question about a partition takes seconds when it has no leader: then it is time to poll again (G9).
             let asked = matches!(command, Some(Command::Facts(..)));
             if let Some(command) = command {
-                if let Command::Store(id, next) = command {
-                    // Many a second: the last one counts.
-                    stored.insert(id, next);
-                } else if let Err(e) = self.obey(command, &mut assignment) {
+                if let Err(e) = self.obey(command, &mut assignment, &mut stored) {
                     let report = Happened::NotAssigned(e);
                     if self.events.blocking_send((assignment, report)).is_err() {
                         break;
@@ -123,7 +120,12 @@ impl<F: Feed> Pump<F> {
         self.feed.close();
     }
 
-    fn obey(&mut self, command: Command, assignment: &mut u64) -> Result<(), Error> {
+    fn obey(
+        &mut self,
+        command: Command,
+        assignment: &mut u64,
+        stored: &mut BTreeMap<Id, i64>,
+    ) -> Result<(), Error> {
         match command {
             Command::Assign(number, partitions) => {
                 self.feed.assign(&partitions)?;
@@ -147,7 +149,10 @@ impl<F: Feed> Pump<F> {
             Command::Facts((topic, partition), answer) => {
                 let _ = answer.send(self.feed.facts(&topic, partition));
             }
-            Command::Store(..) => {}
+            // Many a second: the last one counts.
+            Command::Store(id, next) => {
+                stored.insert(id, next);
+            }
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ pub(super) const SUITES: &[&str] = &[
     "oncebox command",
     "oncebox demo",
     "oncebox embedded",
+    "oncebox operator",
     "oncebox-guard unit",
     "oncebox-guard it",
     "oncebox-guard doc",

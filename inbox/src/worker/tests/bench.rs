@@ -223,6 +223,14 @@ impl Bench {
             .unwrap()
     }
 
+    /// The effects, which are numbers, in the order of these.
+    pub(super) async fn numbers(&self) -> Vec<i32> {
+        let effects = self.effects().await;
+        let mut numbers: Vec<i32> = effects.iter().map(|n| n.parse().unwrap()).collect();
+        numbers.sort_unstable();
+        numbers
+    }
+
     pub(super) async fn marks(&self) -> i64 {
         self.count("SELECT count(*) FROM oncebox_inbox").await
     }
