@@ -18,6 +18,8 @@ use tokio::task::JoinSet;
 
 /// Each writer holds one connection.
 const WRITERS: u64 = 3;
+/// Between two transactions of a writer, at most. Enough is always under way, and several scenes share the machine.
+const PAUSE: u64 = 400;
 /// Few, so that keys are hot and their order is at stake.
 const KEYS: usize = 24;
 
@@ -160,7 +162,7 @@ impl Writer {
                     // A lost connection, or a server that shuts down. Nobody is told that it was committed.
                     break;
                 }
-                let pause = self.rng.random_range(0..150);
+                let pause = self.rng.random_range(0..PAUSE);
                 tokio::time::sleep(Duration::from_millis(pause)).await;
             }
         }
