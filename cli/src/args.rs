@@ -462,6 +462,45 @@ pub struct Inbox {
 pub enum InboxCommand {
     /// Choose the offsets that a consumer goes on from, or accept its failures, after it stopped for its safety.
     Resume(InboxResume),
+    /// Let a consumer leave a topic alone until `unpause`: what is under way ends, nothing more begins, other topics go on.
+    Pause(InboxPause),
+    /// Let a consumer go on with a topic that was paused, where it was.
+    Unpause(InboxTopic),
+    /// Which topics of a consumer are paused, since when and why.
+    Paused(InboxPaused),
+}
+
+/// `oncebox inbox pause`
+#[derive(Debug, Args)]
+pub struct InboxPause {
+    /// What to pause.
+    #[command(flatten)]
+    pub of: InboxTopic,
+    /// Why, for whoever looks at it later.
+    #[arg(long, default_value = "paused by an operator")]
+    pub reason: String,
+}
+
+/// A topic of a consumer.
+#[derive(Debug, Args)]
+pub struct InboxTopic {
+    /// The consumer's name (its group.id).
+    #[arg(long, value_name = "NAME")]
+    pub consumer: String,
+    /// The topic.
+    #[arg(long, value_name = "TOPIC")]
+    pub topic: String,
+}
+
+/// `oncebox inbox paused`
+#[derive(Debug, Args)]
+pub struct InboxPaused {
+    /// The consumer's name (its group.id).
+    #[arg(long, value_name = "NAME")]
+    pub consumer: String,
+    /// One JSON array instead of lines.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// `oncebox inbox resume`

@@ -78,6 +78,9 @@ async fn dispatch(cli: &Cli, settings: &Settings) -> Result<(), Failure> {
         },
         Command::Inbox(args) => match &args.command {
             InboxCommand::Resume(args) => commands::inbox::resume(args, settings).await,
+            InboxCommand::Pause(args) => commands::inbox::pause(args, settings).await,
+            InboxCommand::Unpause(args) => commands::inbox::unpause(args, settings).await,
+            InboxCommand::Paused(args) => commands::inbox::paused(args, settings).await,
         },
         Command::Dead(command) => commands::dead::run(command, settings).await,
         Command::Record(command) => commands::record::run(command, settings).await,

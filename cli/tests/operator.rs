@@ -487,3 +487,56 @@ async fn a16_reconcile_exits_with_1_when_something_is_missing() {
     );
     assert!(!text.contains("top-secret"), "{text}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_is_paused_listed_and_goes_on() {
+    let database = Database::new().await;
+    let of = ["--consumer", "inventory", "--topic", "orders"];
+    let paused = ["inbox", "paused", "--consumer", "inventory"];
+    let (code, text) = database.oncebox(&paused);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("nothing is paused"), "{text}");
+    let unpause = [&["inbox", "unpause"], &of[..]].concat();
+    let (code, text) = database.oncebox(&unpause);
+    assert_eq!(code, Some(1), "{text}");
+    assert!(
+        text.contains("\"orders\" is not paused") && text.contains("inbox paused"),
+        "{text}"
+    );
+
+    let pause = [&["inbox", "pause"], &of[..], &["--reason", "stock-taking"]].concat();
+    let (code, text) = database.oncebox(&pause);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        text.contains("oncebox inbox unpause --consumer inventory --topic orders"),
+        "{text}"
+    );
+    let (code, text) = database.oncebox(&paused);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(
+        text.starts_with("orders  since 20") && text.contains("stock-taking"),
+        "{text}"
+    );
+    let (_, rows) = database.json(&paused);
+    assert_eq!(rows[0]["topic"], "orders");
+    assert_eq!(rows[0]["reason"], "stock-taking");
+
+    let (code, text) = database.oncebox(&unpause);
+    assert_eq!(code, Some(0), "{text}");
+    let (_, rows) = database.json(&paused);
+    assert_eq!(rows.as_array().unwrap().len(), 0);
+    let wrong = [
+        "inbox",
+        "pause",
+        "--consumer",
+        "In Ventory",
+        "--topic",
+        "orders",
+    ];
+    let (code, text) = database.oncebox(&wrong);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(
+        text.contains("consumer") && text.contains("not allowed"),
+        "{text}"
+    );
+}

@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use oncebox_gate::{Hint, Scope};
 use oncebox_migrations::Names;
+use oncebox_outbox::Outbox;
 use sqlx::{Pool, Transaction};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
 
 use crate::InboxStore;
+use crate::dead_topic::DeadTopic;
 use crate::dedup::Dedup;
 use crate::delivery::Delivery;
 use crate::error::Error;
@@ -42,6 +44,7 @@ pub struct Inbox<D: InboxStore> {
     topics: Vec<String>,
     retry: RetryPolicy,
     on_failure: OnFailure,
+    dead_topic: Option<DeadTopic>,
     breaker: Option<u32>,
     dedup: Dedup,
     window: Duration,
@@ -87,6 +90,7 @@ impl<D: InboxStore> Inbox<D> {
             topics: Vec::new(),
             retry: RetryPolicy::default(),
             on_failure: OnFailure::default(),
+            dead_topic: None,
             breaker: Some(100),
             dedup: Dedup::default(),
             window: 7 * DAY,
@@ -139,6 +143,19 @@ impl<D: InboxStore> Inbox<D> {
     #[must_use]
     pub fn on_failure(mut self, policy: OnFailure) -> Self {
         self.on_failure = policy;
+        self
+    }
+
+    /// Publishes each dead letter to this topic as well, through the outbox and in the transaction that writes the letter: one
+    /// message for each letter, none for what is parked. It has the content and headers of the original (Oncebox's own as
+    /// `dead-oncebox-…`) and `dead-consumer`, `dead-topic`, `dead-partition`, `dead-offset`, `dead-message-id`, `dead-attempts`
+    /// and `dead-error` (at most 1 000 bytes). What the outbox refuses goes without content, with the reason in
+    /// `dead-shortened`. For those who watch topics: `oncebox dead` and replays need the table only, and a relay has to run.
+    /// Defaults to none.
+    #[must_use]
+    pub fn dead_letter_topic(mut self, outbox: Outbox, topic: impl Into<String>) -> Self {
+        let name = topic.into();
+        self.dead_topic = Some(DeadTopic { outbox, name });
         self
     }
 
@@ -346,6 +363,17 @@ impl<D: InboxStore> Inbox<D> {
                 format!("{topic:?} is no topic name"),
             ));
         }
+        if let Some(dead) = &self.dead_topic
+            && (dead.name.is_empty() || self.topics.contains(&dead.name))
+        {
+            return Err(Error::config(
+                "dead_letter_topic",
+                format!(
+                    "is {:?}; it must have a name, and not be read by this consumer",
+                    dead.name
+                ),
+            ));
+        }
         if self.retry.attempts == 0 {
             return Err(Error::config(
                 "retry",
@@ -546,6 +574,7 @@ impl<D: InboxStore> Consumer<D> {
             handler,
             dedup: inbox.dedup,
             on_failure: inbox.on_failure,
+            dead_topic: inbox.dead_topic.clone(),
             looks_for_blocked_keys: any_blocked || inbox.on_failure == OnFailure::BlockKey,
             hint,
             record: inbox.record.clone(),

@@ -117,6 +117,7 @@ mod breaker;
 mod chain;
 mod classify;
 pub mod dead;
+mod dead_topic;
 mod dedup;
 mod delivery;
 mod error;
@@ -127,6 +128,7 @@ mod inbox;
 mod lane;
 pub mod operator;
 mod partition;
+pub mod pause;
 mod position;
 mod process;
 pub mod reconcile;
@@ -162,7 +164,7 @@ pub use step::{Step, StepHook, UnknownStep};
 /// A database the inbox works with: [`sqlx::Postgres`] and [`sqlx::Sqlite`], each behind the feature of its name.
 ///
 /// Sealed: the statements behind it are not part of the public interface.
-pub trait InboxStore: store::Store {}
+pub trait InboxStore: store::Store + oncebox_outbox::Dialect {}
 
 #[cfg(feature = "postgres")]
 impl InboxStore for sqlx::Postgres {}

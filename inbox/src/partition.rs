@@ -84,7 +84,10 @@ pub(crate) struct Limits {
 #[derive(Debug)]
 pub(crate) struct Partition {
     pub(crate) key: Key,
+    /// Kafka was told not to deliver.
     pub(crate) paused: bool,
+    /// An operator has paused the topic: no transaction of a message begins.
+    pub(crate) held: bool,
     pub(crate) topic_id: String,
     limits: Limits,
     phase: Phase,
@@ -120,6 +123,7 @@ impl Partition {
         Self {
             key,
             paused: false,
+            held: false,
             topic_id: String::new(),
             limits,
             phase: Phase::Unowned,
@@ -141,7 +145,7 @@ impl Partition {
         if !self.is_ready(now) {
             return None;
         }
-        if self.phase == Phase::Working {
+        if self.phase == Phase::Working && !self.held {
             for (i, lane) in self.lanes.iter_mut().enumerate() {
                 match lane.next(now, self.limits.batch) {
                     Some(Ok(task)) => return Some(Work::Lane(i, task)),
@@ -184,7 +188,8 @@ impl Partition {
             return None;
         }
         match self.phase {
-            Phase::Working if self.is_idle() => {
+            Phase::Working if self.held && self.lanes.iter().any(|lane| lane.busy) => None,
+            Phase::Working if self.held || self.is_idle() => {
                 Some(self.due.max(self.verified + self.limits.check))
             }
             Phase::Working => {
@@ -207,14 +212,14 @@ impl Partition {
         self.queued >= self.capacity()
     }
 
-    /// Whether Kafka should stop delivering: it is full, or has to wait, for longer than a moment.
+    /// Whether Kafka should stop delivering: an operator said so, or it is full, or has to wait, for longer than a moment.
     pub(crate) fn wants_pause(&mut self, now: Instant) -> bool {
         if self.is_full() {
             self.full_since.get_or_insert(now);
         } else if self.queued <= self.capacity() / 2 {
             self.full_since = None;
         }
-        let waits = self.due > now + PATIENCE;
+        let waits = self.held || self.due > now + PATIENCE;
         waits
             || self
                 .full_since

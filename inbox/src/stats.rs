@@ -19,6 +19,7 @@ use time::OffsetDateTime;
 /// | `oncebox_inbox_retries_total` | counter | handler calls that failed and will be repeated |
 /// | `oncebox_inbox_dead_letters_total` | counter | messages written to the dead-letter table |
 /// | `oncebox_inbox_parked_total` | counter | messages parked because their key is blocked |
+/// | `oncebox_inbox_paused` | gauge | 1 while an operator has paused the topic ([`pause`](crate::pause)) |
 /// | `oncebox_inbox_ownership_total` | counter | times a partition's position row was taken |
 /// | `oncebox_inbox_batch_messages` | histogram | messages that shared a transaction |
 /// | `oncebox_inbox_transaction_seconds` | histogram | from the beginning of a transaction to the answer to its COMMIT |

@@ -126,6 +126,12 @@ impl Names {
         self.table(dialect, "attempt")
     }
 
+    /// The topics that a consumer does not work on, quoted and qualified.
+    #[must_use]
+    pub fn inbox_paused(&self, dialect: Dialect) -> String {
+        self.table(dialect, "inbox_paused")
+    }
+
     /// The consumers that stopped because many messages failed in a row, quoted and qualified.
     #[must_use]
     pub fn breaker(&self, dialect: Dialect) -> String {

@@ -1,12 +1,16 @@
-//! `oncebox inbox resume`.
+//! `oncebox inbox`.
+
+use std::fmt::Write as _;
 
 use oncebox_inbox::InboxStore;
+use oncebox_inbox::pause;
 use oncebox_inbox::resume::{self, From, Request};
+use serde_json::{Value, json};
 use sqlx::Pool;
 
 use super::connect::{failure, with_pool};
-use super::print;
-use crate::args::InboxResume;
+use super::{print, when};
+use crate::args::{InboxPause, InboxPaused, InboxResume, InboxTopic};
 use crate::config::{ConfigError, Settings};
 use crate::exit::Failure;
 
@@ -73,5 +77,60 @@ async fn accept_in<D: InboxStore>(
         (false, true) => "accepted; the consumer may start again\n",
         (false, false) => "nothing was changed; add --apply to do it\n",
     });
+    print(&text)
+}
+
+pub(crate) async fn pause(args: &InboxPause, settings: &Settings) -> Result<(), Failure> {
+    let (url, names) = (settings.database_url()?, settings.names()?);
+    let InboxTopic { consumer, topic } = &args.of;
+    with_pool!(url, pool => {
+        let paused = pause::pause(&pool, &names, consumer, topic, &args.reason).await;
+        paused.map_err(|e| failure(&e))
+    })?;
+    print(&format!(
+        "{consumer} leaves {topic:?} alone from about a second on, until `oncebox inbox unpause --consumer {consumer} --topic {topic}`\n"
+    ))
+}
+
+pub(crate) async fn unpause(args: &InboxTopic, settings: &Settings) -> Result<(), Failure> {
+    let (url, names) = (settings.database_url()?, settings.names()?);
+    let InboxTopic { consumer, topic } = args;
+    let was = with_pool!(url, pool => {
+        let was = pause::unpause(&pool, &names, consumer, topic).await;
+        was.map_err(|e| failure(&e))
+    })?;
+    if was {
+        return print(&format!("{consumer} goes on with {topic:?} where it was\n"));
+    }
+    Err(Failure::error(format!(
+        "topic {topic:?} is not paused for {consumer}; `oncebox inbox paused --consumer {consumer}` shows what is"
+    )))
+}
+
+pub(crate) async fn paused(args: &InboxPaused, settings: &Settings) -> Result<(), Failure> {
+    let (url, names) = (settings.database_url()?, settings.names()?);
+    let paused = with_pool!(url, pool => {
+        let paused = pause::list(&pool, &names, &args.consumer).await;
+        paused.map_err(|e| failure(&e))
+    })?;
+    if args.json {
+        let rows = paused.iter().map(|p| {
+            json!({ "topic": p.topic, "since": when::value(Some(p.since)), "reason": p.reason })
+        });
+        return print(&format!("{}\n", Value::from_iter(rows)));
+    }
+    let mut text = String::new();
+    for p in &paused {
+        let _ = writeln!(
+            text,
+            "{}  since {}  {}",
+            p.topic,
+            when::text(p.since),
+            p.reason
+        );
+    }
+    if paused.is_empty() {
+        text.push_str("nothing is paused\n");
+    }
     print(&text)
 }

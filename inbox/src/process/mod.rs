@@ -19,6 +19,7 @@ use time::OffsetDateTime;
 
 use crate::InboxStore;
 use crate::classify::{Class, class};
+use crate::dead_topic::DeadTopic;
 use crate::dedup::Dedup;
 use crate::delivery::Delivery;
 use crate::error::Error;
@@ -47,6 +48,8 @@ pub(crate) struct Processor<D: InboxStore> {
     pub(crate) handler: Handler<D>,
     pub(crate) dedup: Dedup,
     pub(crate) on_failure: OnFailure,
+    /// Where dead letters are published, too.
+    pub(crate) dead_topic: Option<DeadTopic>,
     /// Keys are blocked by this policy, or are still blocked by an earlier one.
     pub(crate) looks_for_blocked_keys: bool,
     pub(crate) hint: Option<Hinted>,

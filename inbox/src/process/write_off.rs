@@ -10,6 +10,7 @@ use super::{Fate, Outcome, Processor, Settled, cannot, now_micros, own, storable
 use crate::InboxStore;
 use crate::chain::Term;
 use crate::classify::{Class, class};
+use crate::dead_topic::Cause;
 use crate::delivery::Delivery;
 use crate::error::Error;
 use crate::lane::Batch;
@@ -137,10 +138,7 @@ impl<D: InboxStore> Processor<D> {
         letter: Letter<'_>,
     ) -> Result<(), Box<Outcome>> {
         let stop = |problem| stop_at(key, delivery, letter.error, problem);
-        let refused = |e: sqlx::Error| match class(&e) {
-            Class::Outage => Box::new(Outcome::Outage(e)),
-            Class::Data | Class::Handler | Class::Refusal => stop(e.to_string()),
-        };
+        let refused = |e| refused_at(key, delivery, letter.error, e);
         let pairs = delivery.headers.iter();
         let headers = headers::encode(pairs.map(|(name, value)| (name.as_str(), value.as_deref())))
             .map_err(|e| stop(e.to_string()))?;
@@ -162,7 +160,7 @@ impl<D: InboxStore> Processor<D> {
             .await
             .map_err(refused)?
         {
-            return Ok(());
+            return self.publish_letter(tx, key, delivery, letter).await;
         }
         // The same message was written off before its mark expired: it is on record, which is all we need. Another
         // message at the same place must not be overwritten and this one not be dropped.
@@ -178,6 +176,35 @@ impl<D: InboxStore> Processor<D> {
                 .to_owned(),
         ))
     }
+
+    /// The dead letter as a message, where there is a topic for them. What is parked waits, and is not dead.
+    async fn publish_letter(
+        &self,
+        tx: &mut Transaction<'static, D>,
+        key: &Key,
+        delivery: &Delivery,
+        letter: Letter<'_>,
+    ) -> Result<(), Box<Outcome>> {
+        let Some(topic) = self.dead_topic.as_ref().filter(|_| !letter.parked) else {
+            return Ok(());
+        };
+        let cause = Cause {
+            consumer: &key.consumer,
+            attempts: letter.attempts,
+            error: letter.error,
+        };
+        let publish = async {
+            match topic.publish(tx, delivery, &cause).await {
+                Err(oncebox_outbox::Error::Database { source, .. }) => Err(source),
+                done => Ok(done),
+            }
+        };
+        match self.limited(publish).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(e)) => Err(stop_at(key, delivery, letter.error, e.to_string())),
+            Err(e) => Err(refused_at(key, delivery, letter.error, e)),
+        }
+    }
 }
 
 /// A dead letter that cannot be written stops the partition: the message must not be passed (G8).
@@ -189,4 +216,14 @@ fn stop_at(key: &Key, delivery: &Delivery, failure: &str, problem: String) -> Bo
         failure: failure.to_owned(),
         problem,
     }))
+}
+
+/// [`stop_at`], unless repeating can cure it.
+fn refused_at(key: &Key, delivery: &Delivery, failure: &str, error: sqlx::Error) -> Box<Outcome> {
+    match class(&error) {
+        Class::Outage => Box::new(Outcome::Outage(error)),
+        Class::Data | Class::Handler | Class::Refusal => {
+            stop_at(key, delivery, failure, error.to_string())
+        }
+    }
 }

@@ -28,8 +28,8 @@ use uuid::Uuid;
 
 use crate::InboxStore;
 use crate::error::Error;
-use crate::inbox::check_consumer;
 use crate::position::{Key, Row};
+use crate::store::connect_as;
 
 pub use from::{From, UnknownFrom};
 pub use plan::{Change, Plan};
@@ -131,7 +131,7 @@ pub async fn failures<D: InboxStore>(
     names: &Names,
     consumer: &str,
 ) -> Result<Vec<Failures>, Error> {
-    let (mut conn, statements) = connect(pool, names, consumer).await?;
+    let (mut conn, statements) = connect_as(pool, names, consumer).await?;
     tripped::<D>(&mut conn, &statements, consumer).await
 }
 
@@ -150,22 +150,12 @@ pub async fn accept_failures<D: InboxStore>(
     names: &Names,
     consumer: &str,
 ) -> Result<Vec<Failures>, Error> {
-    let (mut conn, statements) = connect(pool, names, consumer).await?;
+    let (mut conn, statements) = connect_as(pool, names, consumer).await?;
     let stops = tripped::<D>(&mut conn, &statements, consumer).await?;
     D::accept(&mut conn, &statements, consumer)
         .await
         .map_err(|e| Error::database("accept failures", e))?;
     Ok(stops)
-}
-
-async fn connect<D: InboxStore>(
-    pool: &Pool<D>,
-    names: &Names,
-    consumer: &str,
-) -> Result<(sqlx::pool::PoolConnection<D>, crate::store::Statements), Error> {
-    check_consumer(consumer)?;
-    let conn = crate::store::connect(pool, names).await?;
-    Ok((conn, D::statements(names, Duration::from_secs(60))))
 }
 
 async fn tripped<D: InboxStore>(
@@ -203,7 +193,7 @@ pub async fn plan<D: InboxStore>(request: &Request<D>, from: From) -> Result<Pla
         consumer,
         ..
     } = request;
-    let (mut conn, statements) = connect(pool, names, consumer).await?;
+    let (mut conn, statements) = connect_as(pool, names, consumer).await?;
     let topic = &request.topic;
     let topic_id = oncebox_kafka::topic_id(&request.kafka, topic)
         .await

@@ -34,6 +34,7 @@ async fn conforms<D: InboxStore>(pool: &Pool<D>) {
     attempts(pool, statements).await;
     records(pool, statements).await;
     breakers(pool, statements).await;
+    pauses(pool, statements).await;
     savepoints(pool, statements).await;
     sweeps(pool, statements).await;
     replays(pool, statements).await;
@@ -182,6 +183,27 @@ async fn breakers<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements)
     assert_eq!(D::accept(&mut conn, statements, "a").await.unwrap(), 1);
     let tripped = D::all_tripped(&mut conn, statements, "a").await.unwrap();
     assert_eq!(tripped, []);
+}
+
+async fn pauses<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
+    let mut conn = pool.acquire().await.unwrap();
+    assert!(!D::unpause(&mut conn, statements, "a", "t").await.unwrap());
+    for (topic, reason) in [("u", "so"), ("t", "because"), ("t", "still")] {
+        D::pause(&mut conn, statements, "a", topic, reason)
+            .await
+            .unwrap();
+    }
+    let paused = D::paused(&mut conn, statements, "a").await.unwrap();
+    let why: Vec<_> = paused.iter().map(|(t, why, _)| (&**t, &**why)).collect();
+    assert_eq!(why, [("t", "still"), ("u", "so")]);
+    let now = crate::operator::micros(time::OffsetDateTime::now_utc());
+    assert!((now - paused[0].2).abs() < 60_000_000, "{paused:?}");
+    let others = D::paused(&mut conn, statements, "b").await.unwrap();
+    assert_eq!(others, []);
+    assert!(!D::unpause(&mut conn, statements, "b", "t").await.unwrap());
+    assert!(D::unpause(&mut conn, statements, "a", "t").await.unwrap());
+    let paused = D::paused(&mut conn, statements, "a").await.unwrap();
+    assert_eq!(paused.len(), 1);
 }
 
 async fn sweeps<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {

@@ -25,6 +25,7 @@ use uuid::Uuid;
 
 use crate::InboxStore;
 use crate::error::Error;
+use crate::inbox::check_consumer;
 use crate::partition::Attempt;
 use crate::position::{Key, Known, Row};
 
@@ -259,6 +260,30 @@ pub trait Store: sqlx::Database {
         consumer: &str,
     ) -> impl Future<Output = Result<u64, sqlx::Error>> + Send;
 
+    /// Writes that a topic is paused, or another reason.
+    fn pause(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+        topic: &str,
+        reason: &str,
+    ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Lets a topic go on. Whether it was paused.
+    fn unpause(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+        topic: &str,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// The topics that are paused for a consumer, why, and since when (microseconds since the Unix epoch).
+    fn paused(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+    ) -> impl Future<Output = Result<Vec<(String, String, i64)>, sqlx::Error>> + Send;
+
     /// Makes sure that a transaction is open where one should be. A handler may have ended it by itself (a bare
     /// ROLLBACK): sqlx still counts it, its own ROLLBACK would then fail, and the pool would hand out a connection on
     /// which no transaction can be begun any more.
@@ -324,6 +349,17 @@ pub(crate) async fn connect<D: InboxStore>(
         .map_err(|e| Error::database("connect to the database", e))?;
     D::check(&mut conn, names).await?;
     Ok(conn)
+}
+
+/// [`connect`] on behalf of a consumer, with its statements.
+pub(crate) async fn connect_as<D: InboxStore>(
+    pool: &Pool<D>,
+    names: &Names,
+    consumer: &str,
+) -> Result<(PoolConnection<D>, Statements), Error> {
+    check_consumer(consumer)?;
+    let conn = connect(pool, names).await?;
+    Ok((conn, D::statements(names, Duration::from_secs(60))))
 }
 
 /// Begins a transaction in a task of its own. Dropped between the BEGIN and its answer, sqlx would give a connection with an open

@@ -63,6 +63,10 @@ const SQL: Templates = Templates {
     trip: "INSERT INTO {breaker} (consumer, topic, failures, error) VALUES ($1, $2, $3, $4) ON CONFLICT DO NOTHING",
     tripped: "SELECT topic, failures, error FROM {breaker} WHERE consumer = $1 ORDER BY topic",
     accept: "DELETE FROM {breaker} WHERE consumer = $1",
+    pause: "INSERT INTO {inbox_paused} (consumer, topic, reason) VALUES ($1, $2, $3) \
+            ON CONFLICT (consumer, topic) DO UPDATE SET reason = excluded.reason",
+    unpause: "DELETE FROM {inbox_paused} WHERE consumer = $1 AND topic = $2",
+    paused: "SELECT topic, reason, (extract(epoch FROM paused_at) * 1000000)::bigint FROM {inbox_paused} WHERE consumer = $1 ORDER BY topic",
     due_letter: "SELECT id, message_id, topic, partition, record_offset, key, payload, headers, attempts, parked, \
                  record_timestamp FROM {dead_letter} AS d WHERE consumer = $1 AND replay_at <= clock_timestamp() \
                  AND NOT (parked AND EXISTS (SELECT 1 FROM {dead_letter} AS e WHERE e.consumer = d.consumer AND e.topic = d.topic \

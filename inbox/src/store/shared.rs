@@ -314,6 +314,51 @@ macro_rules! implement_statements {
             Ok(done.rows_affected())
         }
 
+        async fn pause(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            consumer: &str,
+            topic: &str,
+            reason: &str,
+        ) -> Result<(), sqlx::Error> {
+            $crate::store::shared::sql::<$db>(&statements.pause)
+                .bind(consumer)
+                .bind(topic)
+                .bind(reason)
+                .execute(conn)
+                .await
+                .map(drop)
+        }
+
+        async fn unpause(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            consumer: &str,
+            topic: &str,
+        ) -> Result<bool, sqlx::Error> {
+            let done = $crate::store::shared::sql::<$db>(&statements.unpause)
+                .bind(consumer)
+                .bind(topic)
+                .execute(conn)
+                .await?;
+            Ok(done.rows_affected() == 1)
+        }
+
+        async fn paused(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            consumer: &str,
+        ) -> Result<Vec<(String, String, i64)>, sqlx::Error> {
+            let rows = $crate::store::shared::sql::<$db>(&statements.paused)
+                .bind(consumer)
+                .fetch_all(conn)
+                .await?;
+            use sqlx::Row as _;
+            rows.iter()
+                .map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?)))
+                .collect()
+        }
+
         async fn take(
             conn: &mut Self::Connection,
             statements: &Statements,

@@ -62,6 +62,9 @@ statements! {
     trip,
     tripped,
     accept,
+    pause,
+    unpause,
+    paused,
     due_letter,
     count_replay,
     take_letter,
@@ -83,6 +86,7 @@ pub(crate) fn tables(dialect: Dialect, names: &Names, text: &str) -> String {
         .replace("{dead_letter}", &names.dead_letter(dialect))
         .replace("{blocked_key}", &names.blocked_key(dialect))
         .replace("{attempt}", &names.attempt(dialect))
+        .replace("{inbox_paused}", &names.inbox_paused(dialect))
         .replace("{breaker}", &names.breaker(dialect))
         .replace("{record}", &names.record(dialect))
 }

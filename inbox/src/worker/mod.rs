@@ -16,7 +16,7 @@ use std::sync::{Arc, mpsc as blocking};
 use std::time::{Duration, Instant};
 
 use oncebox_kafka::{ConsumerEvent, Message};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -32,6 +32,7 @@ use crate::feed::Feed;
 use crate::foreign::ForeignId;
 use crate::lane::{Batch, Standing, Task};
 use crate::partition::{Failed, Limits, Partition, Received, Work};
+use crate::pause;
 use crate::position::{Key, Loss, Verdict, judge};
 use crate::process::{Outcome, Processor, Settled};
 use crate::retry::RetryPolicy;
@@ -86,6 +87,8 @@ pub(crate) struct Worker<D: InboxStore> {
     /// A partition has become ours since Kafka was last told where to deliver from.
     reassign: bool,
     breaker: Breaker,
+    /// What operators have paused.
+    held: watch::Receiver<pause::Topics>,
 }
 
 /// Consumes until the shutdown is requested or something stops the consumer; then commits offsets and leaves the group.
@@ -115,7 +118,8 @@ pub(crate) async fn work<D: InboxStore, F: Feed + Send + 'static>(
         })
         .map_err(|_| Error::Thread)?;
     let processor = Arc::new(processor);
-    let chores = chores(&processor, &settings, &shutdown);
+    let (seen, held) = watch::channel(None);
+    let chores = chores(&processor, &settings, seen, &shutdown);
     let worker = Worker {
         breaker: Breaker::new(settings.breaker),
         processor,
@@ -131,6 +135,7 @@ pub(crate) async fn work<D: InboxStore, F: Feed + Send + 'static>(
         assignment: 0,
         last: None,
         reassign: false,
+        held,
     };
     let result = worker.run().await;
     // A replay that is dropped is rolled back: its letter and its order stay.
@@ -140,14 +145,17 @@ pub(crate) async fn work<D: InboxStore, F: Feed + Send + 'static>(
     result.and(left.map_err(|_| Error::Thread))
 }
 
-/// What is done beside the partitions: ordered replays, and the clean-up of the marks.
+/// What is done beside the partitions: a look at what is paused, ordered replays, and the clean-up of the marks.
 fn chores<D: InboxStore>(
     processor: &Arc<Processor<D>>,
     settings: &Settings,
+    paused: watch::Sender<pause::Topics>,
     shutdown: &CancellationToken,
 ) -> JoinSet<()> {
     let mut chores = JoinSet::new();
     let consumer = &settings.consumer;
+    let watch = Arc::clone(processor).watch_pauses(Arc::clone(consumer), paused, shutdown.clone());
+    chores.spawn(watch);
     let replay = Arc::clone(processor).replay_orders(Arc::clone(consumer), shutdown.clone());
     chores.spawn(replay);
     if let Some(window) = settings.window {
@@ -194,6 +202,7 @@ impl<D: InboxStore> Worker<D> {
         while let Some(ended) = self.jobs.try_join_next() {
             self.on_ended(ended).await?;
         }
+        self.hold();
         self.dispatch(Instant::now()).await?;
         // Ownership first, so that Kafka is told once.
         let takes_are_due = self.slots.values().any(|s| s.partition.goes_first());
@@ -203,6 +212,14 @@ impl<D: InboxStore> Worker<D> {
         }
         self.adjust_flow(Instant::now());
         Ok(())
+    }
+
+    /// Holds back the topics that are paused, and all of them while nothing is known about that.
+    fn hold(&mut self) {
+        let paused = self.held.borrow();
+        for ((topic, _), slot) in &mut self.slots {
+            slot.partition.held = paused.as_ref().is_none_or(|topics| topics.contains(topic));
+        }
     }
 
     fn until_something_is_due(&self, now: Instant) -> Duration {

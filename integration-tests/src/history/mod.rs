@@ -1,5 +1,5 @@
-//! A history and its checker: what was committed, what a reader saw, which effects happened, and whether they agree
-//! (G1 to G5).
+//! A history and its checker: what was committed, what a reader saw, which effects happened, what was acknowledged to
+//! Kafka, and whether they agree (G1 to G7).
 //!
 //! Pure: it needs no database and no broker. The truth about what was committed should come from the database itself (a
 //! business row per message, written in the same transaction), because a commit whose answer was lost may have happened.
@@ -12,18 +12,20 @@
 //! let history = History {
 //!     committed: vec![entry(1), entry(2)],
 //!     published: vec![(entry(1), Place { partition: 0, offset: 7 })],
-//!     effects: None,
+//!     ..History::default()
 //! };
 //! let verdict = history.check();
 //! assert_eq!(verdict.violations[0].to_string(), "G2 lost: message 00000000-0000-0000-0000-000000000002 (key alice, number 2) was committed and is not in the topic");
 //! ```
 
+mod effects;
 mod violation;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use uuid::Uuid;
 
+pub use effects::{Acknowledged, Effect, Origin};
 pub use violation::Violation;
 
 /// One message, wherever it was seen.
@@ -54,7 +56,9 @@ pub struct History {
     /// Records that a `read_committed` reader saw, in any order.
     pub published: Vec<(Entry, Place)>,
     /// Effects at the consumer in the order in which they were committed; `None` = there is no consumer.
-    pub effects: Option<Vec<Entry>>,
+    pub effects: Option<Vec<Effect>>,
+    /// What Kafka said that the consumer had acknowledged, from time to time, in any order.
+    pub acknowledged: Vec<Acknowledged>,
 }
 
 /// The verdict of [`History::check`].
@@ -66,6 +70,8 @@ pub struct Verdict {
     pub published: usize,
     /// Effects at the consumer.
     pub effects: usize,
+    /// How often it was looked at what was acknowledged.
+    pub acknowledged: usize,
     /// Keys seen.
     pub keys: usize,
     /// Everything that breaks a promise.
@@ -84,6 +90,7 @@ impl Verdict {
         self.committed += other.committed;
         self.published += other.published;
         self.effects += other.effects;
+        self.acknowledged += other.acknowledged;
         self.keys += other.keys;
         self.violations.extend(other.violations);
     }
@@ -111,7 +118,7 @@ impl History {
         let mut partitions: BTreeMap<&str, BTreeSet<i32>> = BTreeMap::new();
         let mut seen = HashSet::new();
         let mut last: HashMap<(&str, i32), i64> = HashMap::new();
-        for (entry, place) in published {
+        for (entry, place) in &published {
             match committed.get(&entry.id) {
                 None => violations.push(Violation::Phantom(entry.clone(), *place)),
                 Some(truth) if *truth != entry => {
@@ -147,45 +154,18 @@ impl History {
                 violations.push(Violation::Scattered((*key).to_owned(), partitions));
             }
         }
-        if let Some(effects) = &self.effects {
-            check_effects(&committed, &self.committed, effects, &mut violations);
+        if let Some(happened) = &self.effects {
+            effects::check(&committed, &self.committed, happened, &mut violations);
+            effects::check_owners(happened, &mut violations);
         }
+        effects::check_acknowledged(&self.acknowledged, &published, &mut violations);
         Verdict {
             committed: self.committed.len(),
             published: self.published.len(),
             effects: self.effects.as_ref().map_or(0, Vec::len),
+            acknowledged: self.acknowledged.len(),
             keys: partitions.len(),
             violations,
-        }
-    }
-}
-
-/// G5, and G4 carried on to the consumer.
-fn check_effects(
-    truth: &HashMap<Uuid, &Entry>,
-    committed: &[Entry],
-    effects: &[Entry],
-    violations: &mut Vec<Violation>,
-) {
-    let mut happened = HashSet::new();
-    let mut last: HashMap<&str, i64> = HashMap::new();
-    for entry in effects {
-        if !truth.contains_key(&entry.id) {
-            violations.push(Violation::PhantomEffect(entry.clone()));
-        }
-        if !happened.insert(entry.id) {
-            violations.push(Violation::DuplicateEffect(entry.clone()));
-            continue;
-        }
-        let before = last.entry(&entry.key).or_insert(i64::MIN);
-        if entry.number < *before {
-            violations.push(Violation::InvertedEffect(entry.clone(), *before));
-        }
-        *before = entry.number.max(*before);
-    }
-    for entry in committed {
-        if !happened.contains(&entry.id) {
-            violations.push(Violation::LostEffect(entry.clone()));
         }
     }
 }
@@ -227,10 +207,37 @@ mod tests {
             })
             .collect();
         History {
-            effects: Some(committed.clone()),
+            effects: Some(committed.iter().cloned().map(Effect::from).collect()),
             committed,
             published,
+            acknowledged: Vec::new(),
         }
+    }
+
+    /// The same, with two consumers that had the partitions one after the other, and with an offset that Kafka has.
+    fn owned() -> History {
+        let mut history = clean();
+        let mut published = history.published.clone();
+        published.sort_by_key(|(_, place)| *place);
+        let effects = published.iter().map(|(entry, place)| Effect {
+            entry: entry.clone(),
+            origin: Some(Origin {
+                place: *place,
+                process: if place.offset < 30 { "first" } else { "second" }.to_owned(),
+            }),
+        });
+        history.effects = Some(effects.collect());
+        history.acknowledged = vec![
+            Acknowledged {
+                next: place(0, 32),
+                effect: Some(31),
+            },
+            Acknowledged {
+                next: place(1, 10),
+                effect: None,
+            },
+        ];
+        history
     }
 
     fn violations(history: &History) -> Vec<Violation> {
@@ -305,13 +312,66 @@ mod tests {
     fn a_lost_a_double_an_inverted_and_a_phantom_effect_are_found() {
         let mut history = clean();
         let effects = history.effects.as_mut().unwrap();
-        effects.retain(|e| *e != entry("a", 1) && *e != entry("b", 2));
-        effects.extend([entry("c", 4), entry("b", 2), entry("d", 9)]);
+        effects.retain(|e| e.entry != entry("a", 1) && e.entry != entry("b", 2));
+        effects.extend([entry("c", 4), entry("b", 2), entry("d", 9)].map(Effect::from));
         let expected = [
             Violation::DuplicateEffect(entry("c", 4)),
             Violation::InvertedEffect(entry("b", 2), 4),
             Violation::PhantomEffect(entry("d", 9)),
             Violation::LostEffect(entry("a", 1)),
+        ];
+        assert_eq!(violations(&history), expected);
+    }
+
+    #[test]
+    fn a_consumer_after_the_other_and_an_offset_behind_its_effects_are_clean() {
+        let verdict = owned().check();
+        assert!(verdict.is_clean(), "{:?}", verdict.violations);
+        assert_eq!(verdict.acknowledged, 2);
+    }
+
+    #[test]
+    fn one_effect_of_a_consumer_that_had_lost_its_partition_is_found() {
+        let mut history = owned();
+        let effects = history.effects.as_mut().unwrap();
+        let late = effects
+            .iter()
+            .position(|e| e.entry == entry("a", 2))
+            .unwrap();
+        // Committed when the second consumer had taken over, and before it, as if nobody had noticed.
+        let mut late = effects.remove(late);
+        let after = effects
+            .iter()
+            .position(|e| e.entry == entry("b", 3))
+            .unwrap();
+        let at = late.origin.clone().unwrap();
+        effects.insert(after + 1, late.clone());
+        let expected = [Violation::ZombieEffect(entry("a", 2), at.clone(), 30)];
+        assert_eq!(violations(&history), expected);
+
+        // The same by the consumer itself is no take-over: it has lanes.
+        late.origin = Some(Origin {
+            process: "second".into(),
+            ..at
+        });
+        history.effects.as_mut().unwrap()[after + 1] = late;
+        assert!(history.check().is_clean());
+    }
+
+    #[test]
+    fn one_offset_that_was_acknowledged_before_its_effect_is_found() {
+        let mut history = owned();
+        history.acknowledged.push(Acknowledged {
+            next: place(0, 32),
+            effect: Some(30),
+        });
+        history.acknowledged.push(Acknowledged {
+            next: place(1, 11),
+            effect: None,
+        });
+        let expected = [
+            Violation::AcknowledgedEarly(entry("a", 3), place(0, 31), 32),
+            Violation::AcknowledgedEarly(entry("c", 1), place(1, 10), 11),
         ];
         assert_eq!(violations(&history), expected);
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Entry, Place};
+use super::{Entry, Origin, Place};
 
 /// A promise that was broken, by which message and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,11 +28,15 @@ pub enum Violation {
     DuplicateEffect(Entry),
     /// G4, at the consumer: after this later number of its key.
     InvertedEffect(Entry, i64),
+    /// G6: committed after another process had committed this offset, at or past the record.
+    ZombieEffect(Entry, Origin, i64),
+    /// G7: a record without a committed effect, below this offset that Kafka already had.
+    AcknowledgedEarly(Entry, Place, i64),
 }
 
 impl Violation {
     /// Every [`Violation::name`].
-    pub const NAMES: [&str; 10] = [
+    pub const NAMES: [&str; 12] = [
         "phantom",
         "altered",
         "lost",
@@ -43,6 +47,8 @@ impl Violation {
         "lost effect",
         "duplicate effect",
         "inverted effect",
+        "zombie effect",
+        "acknowledged early",
     ];
 
     /// Its kind in a word or two.
@@ -59,6 +65,8 @@ impl Violation {
             Self::LostEffect(..) => "lost effect",
             Self::DuplicateEffect(..) => "duplicate effect",
             Self::InvertedEffect(..) => "inverted effect",
+            Self::ZombieEffect(..) => "zombie effect",
+            Self::AcknowledgedEarly(..) => "acknowledged early",
         }
     }
 
@@ -69,6 +77,8 @@ impl Violation {
             Self::Duplicate(..) => "G3",
             Self::Inversion(..) | Self::Scattered(..) | Self::InvertedEffect(..) => "G4",
             Self::PhantomEffect(..) | Self::LostEffect(..) | Self::DuplicateEffect(..) => "G5",
+            Self::ZombieEffect(..) => "G6",
+            Self::AcknowledgedEarly(..) => "G7",
         }
     }
 }
@@ -91,6 +101,15 @@ impl fmt::Display for Violation {
             Self::LostEffect(e) => write!(f, "{e} was committed and has no effect"),
             Self::DuplicateEffect(e) => write!(f, "{e} has one more effect"),
             Self::InvertedEffect(e, after) => write!(f, "{e} has its effect after number {after}"),
+            Self::ZombieEffect(e, origin, passed) => write!(
+                f,
+                "{e}, {}, has an effect by process {}, when another one had done offset {passed}",
+                origin.place, origin.process
+            ),
+            Self::AcknowledgedEarly(e, at, next) => write!(
+                f,
+                "{e}, {at}, had no effect when offset {next} was already acknowledged"
+            ),
         }
     }
 }

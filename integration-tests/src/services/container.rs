@@ -115,10 +115,15 @@ impl Container {
     /// See [`super::node::Node::check_alive`].
     pub(crate) async fn check_alive(&self) -> Result<()> {
         if !self.is_running().await? {
-            let log = docker::run_both(&["logs", "--tail", "20", self.id()]).await?;
+            let log = self.log_tail().await?;
             bail!("container {} has ended; its last lines:\n{log}", self.id());
         }
         Ok(())
+    }
+
+    /// See [`super::node::Node::log_tail`].
+    pub(crate) async fn log_tail(&self) -> Result<String> {
+        docker::run_both(&["logs", "--tail", "20", self.id()]).await
     }
 
     async fn is_running(&self) -> Result<bool> {

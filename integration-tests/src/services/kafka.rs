@@ -11,6 +11,7 @@ use rdkafka::client::DefaultClientContext;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::metadata::Metadata;
+use rdkafka::{Offset, TopicPartitionList};
 
 use super::choice::{self, Runner};
 use super::container::{self, Container, Spec};
@@ -247,6 +248,21 @@ impl Kafka {
         Ok(())
     }
 
+    /// Deletes every record of a partition, which a topic whose `cleanup.policy` is `compact` alone refuses.
+    ///
+    /// # Errors
+    /// The cluster does not answer, or refuses.
+    pub async fn delete_records(&self, topic: &str, partition: i32) -> Result<()> {
+        let admin: AdminClient<DefaultClientContext> = self.client().create()?;
+        let mut offsets = TopicPartitionList::new();
+        offsets.add_partition_offset(topic, partition, Offset::End)?;
+        let deleted = admin.delete_records(&offsets, &AdminOptions::new()).await?;
+        for element in deleted.elements() {
+            element.error()?;
+        }
+        Ok(())
+    }
+
     async fn try_create_topic(
         &self,
         name: &str,
@@ -334,6 +350,18 @@ impl Kafka {
     /// How many brokers can be stopped and started: none for a foreign cluster.
     pub fn brokers(&self) -> usize {
         self.brokers.len()
+    }
+
+    /// What the brokers wrote last, for a person.
+    ///
+    /// # Errors
+    /// An engine does not answer.
+    pub async fn log_tail(&self) -> Result<String> {
+        let mut text = String::new();
+        for (n, broker) in self.brokers.iter().enumerate() {
+            text.push_str(&format!("broker {n}:\n{}\n", broker.log_tail().await?));
+        }
+        Ok(text)
     }
 
     /// Kills a broker (counted from 0) with SIGKILL.

@@ -52,4 +52,12 @@ impl Node {
             Self::Container(c) => c.check_alive().await,
         }
     }
+
+    /// The last lines of its output.
+    pub(crate) async fn log_tail(&self) -> Result<String> {
+        match self {
+            Self::Process(p) => Ok(p.log_tail()),
+            Self::Container(c) => c.log_tail().await,
+        }
+    }
 }

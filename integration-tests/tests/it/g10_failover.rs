@@ -2,13 +2,17 @@
 //! before it publishes, and `resume` is the way out.
 
 use oncebox_integration_tests::services::Postgres;
-use oncebox_integration_tests::source::{Process, Source};
+use oncebox_integration_tests::source::{Process, Source, begin};
 
 use crate::relays::{ONCEBOX, relay, relay_with, until_empty};
 
 /// A relay that does not want to go on; what it said.
 async fn stops(source: &Source) -> String {
-    let mut relay = relay_with(source, &["--until-empty"]);
+    stops_with(source, &[]).await
+}
+
+async fn stops_with(source: &Source, more: &[&str]) -> String {
+    let mut relay = relay_with(source, &[&["--until-empty"], more].concat());
     let status = relay.wait().await;
     let output = relay.output();
     assert_eq!(status.code(), Some(4), "{output}");
@@ -16,7 +20,12 @@ async fn stops(source: &Source) -> String {
 }
 
 async fn resume(source: &Source, from: &str) -> String {
+    resume_with(source, from, &[]).await
+}
+
+async fn resume_with(source: &Source, from: &str, more: &[&str]) -> String {
     let mut arguments = vec!["relay", "resume", "--from", from, "--apply"];
+    arguments.extend(more);
     arguments.extend([
         "--database-url",
         source.database.url(),
@@ -199,4 +208,60 @@ async fn a_database_that_becomes_read_only_is_waited_for() {
     source.commit("k", "b").await;
     source.expect(&["a", "b"]).await;
     running.kill().await;
+}
+
+/// Somebody emptied the topic of the checkpoints while an open transaction had left more gaps than a checkpoint holds.
+#[tokio::test]
+async fn g10_a_missing_base_record_stops_the_relay_and_the_mark_is_the_way_out() {
+    let kafka = oncebox_integration_tests::services::kafka().await;
+    let source = Source::create().await;
+    let compact = [("cleanup.policy", "compact")];
+    let checkpoints = kafka.create_topic_with("checkpoints", 1, &compact).await;
+    let topic = ["--checkpoint-topic", &checkpoints];
+    let small = [&topic[..], &["--checkpoint-bytes", "700"]].concat();
+    let run = async |more: &[&str]| {
+        let mut relay = relay_with(&source, &[&small, more].concat());
+        relay.wait().await
+    };
+    let mut slow = source.database.connect().await;
+    let mut slow = begin(&mut slow).await;
+    let mut expected = Vec::new();
+    for n in 0..300 {
+        for text in [format!("slow {n}"), format!("quick {n}")] {
+            if text.starts_with("slow") {
+                source.enqueue(&mut slow, "slow", &text).await;
+            } else {
+                source.commit("quick", &text).await;
+            }
+            expected.push(text);
+        }
+    }
+    assert!(run(&["--until-empty"]).await.success());
+    // Killed when its checkpoint is ahead of the mark.
+    source.commit("quick", "more").await;
+    relay_with(
+        &source,
+        &[&small[..], &["--kill-at", "committed:1"]].concat(),
+    )
+    .wait_killed()
+    .await;
+
+    let deletable = [("cleanup.policy", "compact,delete")];
+    kafka.set_topic(&checkpoints, &deletable).await;
+    kafka.delete_records(&checkpoints, 0).await.unwrap();
+    kafka.set_topic(&checkpoints, &compact).await;
+    let said = stops_with(&source, &small).await;
+    assert!(
+        said.contains("base record is gone") && said.contains("relay resume --from mark"),
+        "{said}"
+    );
+
+    resume_with(&source, "mark", &topic).await;
+    assert!(run(&["--until-empty"]).await.success());
+    slow.commit().await.unwrap();
+    assert!(run(&["--until-empty"]).await.success());
+    // What the mark lagged is repeated, nothing is skipped.
+    expected.extend(["more".to_owned(), "more".to_owned()]);
+    let expected: Vec<_> = expected.iter().map(String::as_str).collect();
+    source.expect(&expected).await;
 }

@@ -45,6 +45,15 @@ CREATE TABLE "{schema}"."{prefix}breaker" (
   PRIMARY KEY (consumer, topic)
 );
 
+-- Topics that a consumer does not work on until an operator lets it go on.
+CREATE TABLE "{schema}"."{prefix}inbox_paused" (
+  consumer  text        NOT NULL,
+  topic     text        NOT NULL,
+  reason    text        NOT NULL,
+  paused_at timestamptz NOT NULL DEFAULT now(),
+  PRIMARY KEY (consumer, topic)
+);
+
 -- What was consumed, one row per settled message, in the transaction that settled it. Partitions of one day are made ahead
 -- (`oncebox record partitions`); a row whose day has none lands in the default one, so that a message never fails for its record.
 CREATE TABLE "{schema}"."{prefix}record" (

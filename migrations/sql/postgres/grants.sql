@@ -16,7 +16,7 @@ GRANT SELECT, UPDATE ON "{schema}"."{prefix}mark" TO {relay};
 GRANT SELECT, INSERT, UPDATE, DELETE ON "{schema}"."{prefix}parked", "{schema}"."{prefix}paused" TO {relay};
 GRANT SELECT ON "{schema}"."{prefix}migrations" TO {relay};
 
--- A consumer, and operators who replay or discard its dead letters. Its handlers need rights on the application's tables
+-- A consumer, and operators who replay or discard its dead letters, pause and resume. Its handlers need rights on the application's tables
 -- besides, and the producer's if they enqueue. DELETE is for the retention and for the replay of dead letters. The daily
 -- partitions of the record are made by their owner: run `oncebox record partitions` as the owner, or give the table to the
 -- consumer; without them rows go to the default partition.
@@ -24,6 +24,6 @@ GRANT USAGE ON SCHEMA "{schema}" TO {consumer};
 GRANT SELECT, INSERT, DELETE ON "{schema}"."{prefix}inbox" TO {consumer};
 GRANT SELECT, INSERT, UPDATE ON "{schema}"."{prefix}position" TO {consumer};
 GRANT SELECT, INSERT, UPDATE, DELETE ON "{schema}"."{prefix}dead_letter", "{schema}"."{prefix}blocked_key",
-  "{schema}"."{prefix}attempt", "{schema}"."{prefix}breaker" TO {consumer};
+  "{schema}"."{prefix}attempt", "{schema}"."{prefix}breaker", "{schema}"."{prefix}inbox_paused" TO {consumer};
 GRANT SELECT, INSERT, DELETE ON "{schema}"."{prefix}record" TO {consumer};
 GRANT SELECT ON "{schema}"."{prefix}migrations" TO {consumer};

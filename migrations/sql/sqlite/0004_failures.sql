@@ -44,6 +44,15 @@ CREATE TABLE "{prefix}breaker" (
   PRIMARY KEY (consumer, topic)
 ) WITHOUT ROWID;
 
+-- Topics that a consumer does not work on until an operator lets it go on.
+CREATE TABLE "{prefix}inbox_paused" (
+  consumer  TEXT    NOT NULL,
+  topic     TEXT    NOT NULL,
+  reason    TEXT    NOT NULL,
+  paused_at INTEGER NOT NULL DEFAULT (CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000),
+  PRIMARY KEY (consumer, topic)
+) WITHOUT ROWID;
+
 -- What was consumed, one row per settled message, in the transaction that settled it.
 CREATE TABLE "{prefix}record" (
   id            INTEGER PRIMARY KEY,

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use super::memory_kafka::{MemoryFeed, MemoryKafka};
+use crate::dead_topic::DeadTopic;
 use crate::dedup::Dedup;
 use crate::delivery::Delivery;
 use crate::error::Error;
@@ -42,6 +43,7 @@ pub(super) struct Options {
     pub(super) handler_limit: Duration,
     pub(super) dedup: Dedup,
     pub(super) on_failure: OnFailure,
+    pub(super) dead_topic: Option<DeadTopic>,
     pub(super) batch: usize,
     pub(super) lanes: usize,
     pub(super) breaker: Option<u32>,
@@ -65,6 +67,7 @@ impl Default for Options {
             handler_limit: Duration::from_secs(60),
             dedup: Dedup::ById,
             on_failure: OnFailure::DeadLetter,
+            dead_topic: None,
             // Most tests look at single messages.
             batch: 1,
             lanes: 1,
@@ -168,6 +171,7 @@ impl Bench {
             handler: options.handler,
             dedup: options.dedup,
             on_failure: options.on_failure,
+            dead_topic: options.dead_topic,
             looks_for_blocked_keys: options.on_failure == OnFailure::BlockKey,
             hint: options.hint.map(|hint| Hinted {
                 hint,
@@ -229,6 +233,16 @@ impl Bench {
         let mut numbers: Vec<i32> = effects.iter().map(|n| n.parse().unwrap()).collect();
         numbers.sort_unstable();
         numbers
+    }
+
+    /// What was enqueued: topic, key, payload and headers.
+    pub(super) async fn enqueued(
+        &self,
+    ) -> Vec<(String, Option<Vec<u8>>, Option<Vec<u8>>, Vec<u8>)> {
+        sqlx::query_as("SELECT topic, key, payload, headers FROM oncebox_outbox ORDER BY id")
+            .fetch_all(&self.pool)
+            .await
+            .unwrap()
     }
 
     pub(super) async fn marks(&self) -> i64 {

@@ -27,6 +27,8 @@ struct State {
     stores: Vec<(i32, i64)>,
     closed: usize,
     markers: HashSet<(i32, i64)>,
+    /// Partitions that a member has paused.
+    paused: HashSet<i32>,
     /// Added to every member's position at its next poll: redelivery.
     rewind: HashMap<usize, i64>,
 }
@@ -150,6 +152,10 @@ impl MemoryKafka {
     /// Every call of `store`, in order.
     pub(super) fn stores(&self) -> Vec<(i32, i64)> {
         self.state().stores.clone()
+    }
+
+    pub(super) fn is_paused(&self, partition: i32) -> bool {
+        self.state().paused.contains(&partition)
     }
 
     pub(super) fn closed(&self) -> usize {
@@ -289,13 +295,16 @@ impl Feed for MemoryFeed {
     }
 
     fn pause(&mut self, partitions: &[(String, i32)]) -> Result<(), Error> {
-        self.paused.extend(partitions.iter().map(|(_, p)| *p));
+        let partitions = partitions.iter().map(|(_, p)| *p);
+        self.paused.extend(partitions.clone());
+        self.kafka.state().paused.extend(partitions);
         Ok(())
     }
 
     fn resume(&mut self, partitions: &[(String, i32)]) -> Result<(), Error> {
         for (_, partition) in partitions {
             self.paused.remove(partition);
+            self.kafka.state().paused.remove(partition);
         }
         Ok(())
     }

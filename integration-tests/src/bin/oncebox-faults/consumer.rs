@@ -5,16 +5,20 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
+use futures_util::TryStreamExt as _;
 use oncebox_inbox::{HandlerError, Inbox, Step};
-use oncebox_integration_tests::history::Entry;
+use oncebox_integration_tests::history::{Effect, Origin, Place};
 use oncebox_integration_tests::services::Database;
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{Connection as _, PgConnection};
+use sqlx::{Connection as _, PgConnection, Row as _};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::workload;
 
+/// Of all of them: their group.
+pub(crate) const NAME: &str = "inventory";
 /// Kafka's shortest, so that a killed or stopped consumer is replaced soon.
 const SESSION_TIMEOUT: &str = "6000";
 /// Below the session's: the row locks of a stopped consumer are gone when its successor comes.
@@ -34,12 +38,16 @@ pub(crate) struct Options {
     kill_at: Option<String>,
 }
 
-/// No unique index on the message: a second effect has to show.
+/// No unique index on the message: a second effect has to show. `place` and `at` are partition and offset.
 pub(crate) async fn create_table(database: &Database) -> Result<()> {
     let mut conn = PgConnection::connect_with(&database.options()).await?;
-    sqlx::query("CREATE TABLE effects (n bigserial PRIMARY KEY, id uuid NOT NULL, key text NOT NULL, number bigint NOT NULL)")
-        .execute(&mut conn)
-        .await?;
+    for statement in [
+        "CREATE TABLE effects (n bigserial PRIMARY KEY, id uuid NOT NULL, key text NOT NULL, number bigint NOT NULL, \
+         place int NOT NULL, at bigint NOT NULL, process uuid NOT NULL)",
+        "CREATE INDEX ON effects (place, at)",
+    ] {
+        sqlx::query(statement).execute(&mut conn).await?;
+    }
     Ok(())
 }
 
@@ -50,10 +58,26 @@ pub(crate) async fn count(database: &Database) -> Result<i64> {
     Ok(count.fetch_one(&mut conn).await?)
 }
 
-/// The effects in the order of their numbers: that of the commits of one key, because one transaction at a time works on a
-/// partition.
-pub(crate) async fn effects(database: &Database) -> Result<Vec<Entry>> {
-    workload::entries(database, "SELECT id, key, number FROM effects ORDER BY n").await
+/// The effects in the order of their commits: one that was written early and committed late shows as late.
+pub(crate) async fn effects(database: &Database) -> Result<Vec<Effect>> {
+    let mut conn = PgConnection::connect_with(&database.options()).await?;
+    let effects = sqlx::query(
+        "SELECT id, key, number, place, at, process FROM effects ORDER BY pg_xact_commit_timestamp(xmin), n",
+    )
+    .fetch(&mut conn)
+    .and_then(async |row| {
+        Ok(Effect {
+            entry: workload::entry(&row)?,
+            origin: Some(Origin {
+                place: Place {
+                    partition: row.try_get("place")?,
+                    offset: row.try_get("at")?,
+                },
+                process: row.try_get::<Uuid, _>("process")?.to_string(),
+            }),
+        })
+    });
+    Ok(effects.try_collect().await?)
 }
 
 /// Where the consumers stand, for a person.
@@ -89,7 +113,7 @@ pub(crate) async fn process(options: Options) -> Result<std::process::ExitCode> 
     let kafka =
         oncebox_kafka::Config::new(options.kafka).set("session.timeout.ms", SESSION_TIMEOUT);
     let mut inbox = Inbox::new(pool, kafka)
-        .consumer("inventory")
+        .consumer(NAME)
         .topic(options.topic)
         .transaction_idle_limit(IDLE_LIMIT)
         .check_interval(Duration::from_millis(500));
@@ -103,7 +127,8 @@ pub(crate) async fn process(options: Options) -> Result<std::process::ExitCode> 
         terminated.recv().await;
         stop.cancel();
     });
-    let consumer = inbox.handle(|tx, delivery| {
+    let process = Uuid::new_v4();
+    let consumer = inbox.handle(move |tx, delivery| {
         Box::pin(async move {
             let text = |bytes: Option<&[u8]>| {
                 let bytes = bytes.ok_or_else(|| HandlerError::fatal("a part is missing"))?;
@@ -111,12 +136,17 @@ pub(crate) async fn process(options: Options) -> Result<std::process::ExitCode> 
             };
             let payload = text(delivery.payload.as_deref())?;
             let number = workload::number(&payload).map_err(HandlerError::fatal)?;
-            sqlx::query("INSERT INTO effects (id, key, number) VALUES ($1, $2, $3)")
-                .bind(delivery.message_id)
-                .bind(text(delivery.key.as_deref())?)
-                .bind(number)
-                .execute(&mut **tx)
-                .await?;
+            sqlx::query(
+                "INSERT INTO effects (id, key, number, place, at, process) VALUES ($1, $2, $3, $4, $5, $6)",
+            )
+            .bind(delivery.message_id)
+            .bind(text(delivery.key.as_deref())?)
+            .bind(number)
+            .bind(delivery.partition)
+            .bind(delivery.offset)
+            .bind(process)
+            .execute(&mut **tx)
+            .await?;
             Ok(())
         })
     });

@@ -10,6 +10,7 @@ mod consumer;
 mod crew;
 mod fault;
 mod kind;
+mod offsets;
 mod outcome;
 mod scene;
 mod takeover;

@@ -72,9 +72,11 @@ impl Outcome {
         self.aborted += other.aborted;
     }
 
-    /// Every fault hit and every promise was kept.
+    /// Every fault hit, every promise was kept, and it was looked.
     pub(crate) fn is_clean(&self) -> bool {
-        self.hits.values().all(|tally| tally.missed == 0) && self.verdict.is_clean()
+        self.hits.values().all(|tally| tally.missed == 0)
+            && self.verdict.acknowledged > 0
+            && self.verdict.is_clean()
     }
 
     pub(crate) fn print(&self) {
@@ -97,13 +99,14 @@ impl Outcome {
         );
         let verdict = &self.verdict;
         println!(
-            "rows: {} committed, {} published on {} keys, {} effects, {} seen parked on their way; {} records of aborted transactions stay invisible",
+            "rows: {} committed, {} published on {} keys, {} effects, {} seen parked on their way; {} records of aborted transactions stay invisible; {} looks at acknowledged offsets",
             verdict.committed,
             verdict.published,
             verdict.keys,
             verdict.effects,
             self.parked,
-            self.aborted
+            self.aborted,
+            verdict.acknowledged
         );
         let found = Violation::NAMES.map(|name| format!("{name} {}", verdict.count(name)));
         println!("{}", found.join(", "));

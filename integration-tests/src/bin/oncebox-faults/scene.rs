@@ -19,13 +19,16 @@ use sqlx::postgres::PgConnectOptions;
 use crate::consumer;
 use crate::crew::{self, Crew};
 use crate::kind::Stage;
+use crate::offsets::Offsets;
 use crate::watch::Watch;
 use crate::workload::{self, Counts, Workload};
 
 pub(crate) const SOURCE: &str = "shop";
+/// Of the topic.
+pub(crate) const PARTITIONS: i32 = 4;
 const TRANSACTION_TIMEOUT: Duration = Duration::from_secs(4);
-/// How long all may take to get on again after a fault.
-pub(crate) const RECOVERY: Duration = Duration::from_secs(60);
+/// How long all may take to get on again after a fault, on a machine that several scenes share. How long it did take is reported.
+pub(crate) const RECOVERY: Duration = Duration::from_secs(180);
 /// A disk that a few minutes of the workload do not fill.
 const SMALL_DISK: u64 = 300 << 20;
 
@@ -58,6 +61,7 @@ pub(crate) struct Scene {
     pub(crate) spare: Option<Postgres>,
     scratch: tempfile::TempDir,
     workload: Workload,
+    offsets: Offsets,
 }
 
 impl Scene {
@@ -71,7 +75,7 @@ impl Scene {
             oncebox_migrations::migrate(database.url(), &Names::default()).await?;
         }
         consumer::create_table(&inventory).await?;
-        let topic = kafka.create_topic("orders", 4).await;
+        let topic = kafka.create_topic("orders", PARTITIONS).await;
         let proxy = Proxy::start(&kafka).await?;
         let consumers_proxy = Proxy::start(&kafka).await?;
         let server = address(&database);
@@ -103,6 +107,7 @@ impl Scene {
         let (through, inventory_through) =
             (carried(&database, &cable), carried(&inventory, &cable));
         let workload = Workload::start(&through, &topic, seed).await?;
+        let offsets = Offsets::watch(&kafka, inventory_through.clone(), &topic);
         let scene = Self {
             postgres,
             kafka,
@@ -124,6 +129,7 @@ impl Scene {
             spare: None,
             scratch,
             workload,
+            offsets,
         };
         Ok(scene)
     }
@@ -148,7 +154,10 @@ impl Scene {
             }
             if Instant::now() > deadline {
                 let (relays, consumers) = (self.relays.log_end(), self.consumers.log_end());
-                bail!("nothing got on for {RECOVERY:?}; relays: {relays}\nconsumers: {consumers}");
+                let brokers = self.kafka.log_tail().await?;
+                bail!(
+                    "nothing got on for {RECOVERY:?}; relays: {relays}\nconsumers: {consumers}\nKafka: {brokers}"
+                );
             }
             tokio::time::sleep(Duration::from_millis(30)).await;
         }
@@ -199,6 +208,7 @@ impl Scene {
             committed,
             published,
             effects: Some(consumer::effects(&self.inventory).await?),
+            acknowledged: self.offsets.seen().await?,
         };
         let mut verdict = history.check();
         for history in &self.apart {
@@ -229,9 +239,14 @@ async fn servers(stage: Stage) -> Result<(Postgres, Kafka)> {
     };
     let postgres = PostgresOptions {
         // Few, so that they can be exhausted soon, and a log that is soon used again.
-        settings: [("max_connections", "60"), ("max_wal_size", "64MB")]
-            .map(|(name, value)| (name.to_owned(), value.to_owned()))
-            .into(),
+        settings: [
+            ("max_connections", "60"),
+            ("max_wal_size", "64MB"),
+            // The order of the effects is that of their commits.
+            ("track_commit_timestamp", "on"),
+        ]
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .into(),
         disk: (stage == Stage::SmallDisk).then_some(SMALL_DISK),
         ..PostgresOptions::default()
     };

@@ -12,7 +12,7 @@ use oncebox_outbox::{Config, Message, Outbox};
 use rand::distr::Alphanumeric;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use sqlx::postgres::PgConnectOptions;
+use sqlx::postgres::{PgConnectOptions, PgRow};
 use sqlx::{Connection as _, PgConnection, Row as _};
 use tokio::task::JoinSet;
 
@@ -124,20 +124,20 @@ pub(crate) async fn commit(
 
 /// What was committed: the business rows, which were written in the same transactions as the messages.
 pub(crate) async fn committed(database: &Database) -> Result<Vec<Entry>> {
-    entries(database, "SELECT id, key, number FROM orders").await
+    let mut conn = PgConnection::connect_with(&database.options()).await?;
+    let entries = sqlx::query("SELECT id, key, number FROM orders")
+        .fetch(&mut conn)
+        .and_then(async |row| entry(&row));
+    Ok(entries.try_collect().await?)
 }
 
-/// The rows of a query for id, key and number.
-pub(crate) async fn entries(database: &Database, query: &'static str) -> Result<Vec<Entry>> {
-    let mut conn = PgConnection::connect_with(&database.options()).await?;
-    let entries = sqlx::query(query).fetch(&mut conn).and_then(async |row| {
-        Ok(Entry {
-            id: row.try_get("id")?,
-            key: row.try_get("key")?,
-            number: row.try_get("number")?,
-        })
-    });
-    Ok(entries.try_collect().await?)
+/// The message of a row.
+pub(crate) fn entry(row: &PgRow) -> sqlx::Result<Entry> {
+    Ok(Entry {
+        id: row.try_get("id")?,
+        key: row.try_get("key")?,
+        number: row.try_get("number")?,
+    })
 }
 
 struct Writer {

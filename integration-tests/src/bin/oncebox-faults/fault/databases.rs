@@ -135,7 +135,7 @@ impl Scene {
         self.apart.push(History {
             published: scene::published(&self.kafka, &shop.topic).await?,
             committed: shop.committed,
-            effects: None,
+            ..History::default()
         });
         self.spare = Some(standby);
         Ok(hit)

@@ -92,7 +92,7 @@ impl Scene {
         self.apart.push(History {
             committed,
             published: scene::published(&self.kafka, &topic).await?,
-            effects: None,
+            ..History::default()
         });
         Ok(hit && others_go_on)
     }
