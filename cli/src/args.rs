@@ -212,10 +212,10 @@ pub struct RelayRun {
     #[arg(long, value_name = "DURATION")]
     pub poll_max: Option<String>,
     /// The topic that the checkpoint is committed for [default: oncebox.checkpoints].
-    #[arg(long, value_name = "TOPIC")]
+    #[arg(long, global = true, value_name = "TOPIC")]
     pub checkpoint_topic: Option<String>,
     /// The most bytes of a checkpoint, the brokers' offset.metadata.max.bytes [default: 4096].
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, global = true, value_name = "BYTES")]
     pub checkpoint_bytes: Option<String>,
     /// For tests: SIGKILL this process when it reaches STEP for the n-th time.
     #[arg(long, value_name = "STEP[:N]", hide = true)]

@@ -241,7 +241,7 @@ async fn g10_a_missing_base_record_stops_the_relay_and_the_mark_is_the_way_out()
     source.commit("quick", "more").await;
     relay_with(
         &source,
-        &[&small[..], &["--kill-at", "committed:1"]].concat(),
+        &[&small[..], &["--kill-at", "committed:2"]].concat(),
     )
     .wait_killed()
     .await;

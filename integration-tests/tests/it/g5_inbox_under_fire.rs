@@ -1,12 +1,14 @@
 //! The inbox with everything that a service may want in front of it and behind it, on real PostgreSQL, Kafka and Redis: consumers
 //! come and go, Redis is stopped, emptied and killed, and a third of the messages lie in the topic twice.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use oncebox_gate::{Cache, CacheConfig, Chain, GateConfig, Hint, Redis, RedisConfig, RedisGate};
 use oncebox_inbox::{Consumer, Dedup, Inbox, RetryPolicy};
+use oncebox_integration_tests::cable::Cable;
 use oncebox_integration_tests::services::{self, Database, Kafka};
 use oncebox_kafka::{
     Config, Envelope, ProducerOptions, Record, SourceTag, Transaction, TransactionalProducer,
@@ -14,6 +16,7 @@ use oncebox_kafka::{
 use oncebox_migrations::Names;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{PgPool, Postgres};
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -25,7 +28,7 @@ const PARTITIONS: i32 = 4;
 /// A database with the tables of the inbox and of the handler, and a topic.
 struct Scene {
     /// Dropped with the scene.
-    _database: Database,
+    database: Database,
     pool: PgPool,
     kafka: &'static Kafka,
     topic: String,
@@ -34,18 +37,25 @@ struct Scene {
 impl Scene {
     async fn new() -> Self {
         let database = Database::create().await;
+        let options = database.options();
+        Self::in_database(database, options).await
+    }
+
+    /// All of it reaches the database by way of these options.
+    async fn in_database(database: Database, through: PgConnectOptions) -> Self {
         oncebox_migrations::migrate(database.url(), &Names::default())
             .await
             .unwrap();
         let kafka = services::kafka().await;
         let topic = kafka.create_topic("fire", PARTITIONS).await;
-        let pool = database.pool(12).await;
+        let pool = PgPoolOptions::new().max_connections(12);
+        let pool = pool.connect_with(through).await.unwrap();
         sqlx::query("CREATE TABLE effect (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, message uuid NOT NULL, key text NOT NULL, n bigint NOT NULL)")
             .execute(&pool)
             .await
             .unwrap();
         Self {
-            _database: database,
+            database,
             pool,
             kafka,
             topic,
@@ -126,21 +136,21 @@ impl Scene {
         })
     }
 
-    async fn effects(&self) -> i64 {
+    /// Fails while the database is away.
+    async fn effects(&self) -> sqlx::Result<i64> {
         sqlx::query_scalar("SELECT count(*) FROM effect")
             .fetch_one(&self.pool)
             .await
-            .unwrap()
     }
 
     async fn reach(&self, count: i64) {
         let deadline = Instant::now() + Duration::from_secs(120);
-        while self.effects().await < count {
-            assert!(
-                Instant::now() < deadline,
-                "{} of {count}",
-                self.effects().await
-            );
+        loop {
+            let effects = self.effects().await;
+            if effects.as_ref().is_ok_and(|effects| *effects >= count) {
+                return;
+            }
+            assert!(Instant::now() < deadline, "{effects:?} of {count}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -253,4 +263,87 @@ async fn g6_a_storm_of_rebalances_repeats_loses_and_inverts_nothing() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn g6_a_storm_of_rebalances_by_offset_repeats_loses_and_inverts_nothing() {
     storm(Dedup::ByOffset, 1, 0).await;
+}
+
+/// How the consumer's database comes to miss what it had.
+#[derive(Clone, Copy, Debug)]
+enum Loss {
+    /// An asynchronous standby takes over.
+    Failover,
+    /// A backup is restored, and everybody is sent there.
+    Restore,
+}
+
+/// The consumer runs on all the time, Kafka does not rebalance, and the offsets in Kafka are those of the lost history.
+async fn loses_its_past(loss: Loss, dedup: Dedup) {
+    let start = async || services::Postgres::start(Default::default()).await.unwrap();
+    let primary = start().await;
+    let database = Database::create_on(&primary).await.unwrap();
+    let server = |database: &Database| {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, database.options().get_port()))
+    };
+    let cable = Cable::start(server(&database)).await.unwrap();
+    let through = database.options().port(cable.address().port());
+    let name = database.name().to_owned();
+    let scene = Scene::in_database(database, through).await;
+    let hint = (dedup == Dedup::ById).then(|| Arc::new(Cache::new(CacheConfig::default())));
+    let consumer = scene.consumer(|inbox| {
+        let inbox = inbox.dedup(dedup).batch(20);
+        match hint {
+            Some(hint) => inbox.hint(hint),
+            None => inbox,
+        }
+    });
+    let (stats, stop) = (consumer.stats(), CancellationToken::new());
+    let running = tokio::spawn(consumer.run(stop.clone()));
+    scene.publish(0, 300, 0).await;
+    scene.reach(300).await;
+    let other = match loss {
+        Loss::Failover => {
+            let standby = primary.standby().await.unwrap();
+            standby.caught_up(&primary).await.unwrap();
+            standby.stop().await.unwrap();
+            standby
+        }
+        Loss::Restore => {
+            let backup = start().await;
+            primary.dump_into(&name, &backup).await.unwrap();
+            backup
+        }
+    };
+    // Known to the lost history alone; acknowledged to Kafka as well.
+    scene.publish(300, 200, 0).await;
+    scene.reach(500).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let owned = stats.ownership();
+    if let Loss::Failover = loss {
+        primary.crash().await.unwrap();
+        other.start_again().await.unwrap();
+        other.promote().await.unwrap();
+    }
+    // Dropped when the consumer has ended.
+    let moved = scene.database.on(&other).unwrap();
+    cable.redirect(server(&moved));
+    cable.cut();
+    scene.publish(500, 100, 0).await;
+    scene.audit(600).await;
+    assert!(stats.ownership() > owned, "the loss was noticed");
+    assert!(!running.is_finished());
+    stop.cancel();
+    running.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g5_a_lossy_failover_under_a_running_consumer_is_made_up_for() {
+    loses_its_past(Loss::Failover, Dedup::ById).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g5_a_restored_backup_under_a_running_consumer_is_made_up_for() {
+    loses_its_past(Loss::Restore, Dedup::ById).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g5_a_lossy_failover_under_a_consumer_by_offset_is_made_up_for() {
+    loses_its_past(Loss::Failover, Dedup::ByOffset).await;
 }

@@ -107,7 +107,10 @@ impl ConsumerClient {
             "assign",
             |rk, list| {
                 // SAFETY: both live during the call.
-                unsafe { raw::rd_kafka_assign(rk, list) }
+                unsafe {
+                    let_stops_finish(rk);
+                    raw::rd_kafka_assign(rk, list)
+                }
             },
         )
     }
@@ -476,6 +479,25 @@ unsafe fn headers(message: *const rdsys::rd_kafka_message_t) -> Vec<(String, Opt
     all
 }
 
+/// Waits until the partitions that an earlier assignment gave up have stopped. A partition that is given up again before that is
+/// stopped twice, and librdkafka 2.12 aborts the process (`rd_kafka_assignment_partition_stopped`: `rktp_started`).
+///
+/// Its main thread works on one queue in order: the stops are there since the assignment, their ends before this question is
+/// answered, and the next assignment comes behind them.
+///
+/// # Safety
+/// The handle is live.
+unsafe fn let_stops_finish(rk: *mut rdsys::rd_kafka_t) {
+    let mut current = ptr::null_mut();
+    // SAFETY: the handle is live; the list is ours and freed here.
+    unsafe {
+        rdsys::rd_kafka_assignment(rk, &raw mut current);
+        if !current.is_null() {
+            rdsys::rd_kafka_topic_partition_list_destroy(current);
+        }
+    }
+}
+
 pub(super) unsafe extern "C" fn on_rebalance(
     rk: *mut rdsys::rd_kafka_t,
     err: c_int,
@@ -499,6 +521,7 @@ pub(super) unsafe extern "C" fn on_rebalance(
         // answer), and then unassigns everything.
         unsafe {
             raw::rd_kafka_commit(rk, ptr::null(), 1);
+            let_stops_finish(rk);
             raw::rd_kafka_assign(rk, ptr::null());
         }
         Rebalance::Revoked(partitions)

@@ -80,6 +80,30 @@ async fn nothing_is_fetched_before_assign_and_then_from_the_given_offset() {
     producer.close().await;
 }
 
+/// librdkafka 2.12 stops a partition twice that it is asked to give up while it is still stopping it, and then aborts the
+/// process.
+#[tokio::test]
+async fn g9_assignments_in_quick_succession_do_not_abort_the_process() {
+    let Some(config) = kafka() else { return };
+    let topic = topic(&config, "quick", 4).await;
+    let consumer = subscribe(&config, &unique("inventory"), &topic);
+    let partitions = assigned(&consumer);
+    assert_eq!(partitions.len(), 4);
+    for n in 0..300 {
+        let some: Vec<_> = partitions
+            .iter()
+            .filter(|(_, p)| *p != n % 4)
+            .map(|(t, p)| (t.clone(), *p, 0))
+            .collect();
+        consumer
+            .assign(&some[..some.len() - (n % 3) as usize])
+            .unwrap();
+    }
+    consumer.assign(&[(topic.clone(), 0, 0)]).unwrap();
+    assert!(matches!(event(&consumer), ConsumerEvent::End { .. }));
+    consumer.close();
+}
+
 #[tokio::test]
 async fn what_is_committed_is_the_next_offset_and_only_what_was_stored() {
     let Some(config) = kafka() else { return };

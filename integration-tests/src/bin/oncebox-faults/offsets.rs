@@ -1,6 +1,7 @@
 //! What the consumers acknowledged to Kafka, and whether its effects were there.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
@@ -9,14 +10,14 @@ use oncebox_integration_tests::services::Kafka;
 use rdkafka::config::ClientConfig;
 use rdkafka::consumer::{BaseConsumer, Consumer as _};
 use rdkafka::{Offset, TopicPartitionList};
-use sqlx::postgres::PgConnectOptions;
-use sqlx::{Connection as _, PgConnection};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::consumer;
+use crate::scene::PARTITIONS;
+use crate::watch::Watch;
 
-const EVERY: Duration = Duration::from_millis(500);
+const EVERY: Duration = Duration::from_secs(1);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Looks again and again, until it is asked for what it saw. While Kafka or the database is away, nothing is seen.
@@ -26,11 +27,17 @@ pub(crate) struct Offsets {
 }
 
 impl Offsets {
-    pub(crate) fn watch(kafka: &Kafka, inventory: PgConnectOptions, topic: &str) -> Self {
+    /// Of the consumers' group; the effects are seen by `watch`.
+    pub(crate) fn watch(kafka: &Kafka, watch: Watch, topic: &str) -> Result<Self> {
+        let group: BaseConsumer = ClientConfig::new()
+            .set("bootstrap.servers", kafka.bootstrap())
+            .set("group.id", consumer::NAME)
+            .set("log_level", "0")
+            .create()?;
         let eye = Eye {
-            bootstrap: kafka.bootstrap().to_owned(),
+            group: Arc::new(group),
             topic: topic.to_owned(),
-            inventory,
+            watch,
         };
         let stop = CancellationToken::new();
         let stopped = stop.clone();
@@ -47,7 +54,7 @@ impl Offsets {
             }
             seen
         });
-        Self { stop, looks }
+        Ok(Self { stop, looks })
     }
 
     pub(crate) async fn seen(self) -> Result<Vec<Acknowledged>> {
@@ -57,23 +64,17 @@ impl Offsets {
 }
 
 struct Eye {
-    bootstrap: String,
+    group: Arc<BaseConsumer>,
     topic: String,
-    inventory: PgConnectOptions,
+    watch: Watch,
 }
 
 impl Eye {
     async fn look(&self) -> Result<Vec<Acknowledged>> {
-        let (bootstrap, topic) = (self.bootstrap.clone(), self.topic.clone());
-        let next = tokio::task::spawn_blocking(move || acknowledged(&bootstrap, &topic)).await??;
+        let (group, topic) = (Arc::clone(&self.group), self.topic.clone());
+        let next = tokio::task::spawn_blocking(move || acknowledged(&group, &topic)).await??;
         // What is committed now may have been committed in between, so nothing is accused wrongly.
-        let look = async {
-            let mut conn = PgConnection::connect_with(&self.inventory).await?;
-            sqlx::query_as::<_, (i32, i64)>("SELECT place, max(at) FROM effects GROUP BY place")
-                .fetch_all(&mut conn)
-                .await
-        };
-        let effects = tokio::time::timeout(PATIENCE, look).await??;
+        let effects = tokio::time::timeout(PATIENCE, self.watch.highest()).await??;
         let effects: HashMap<_, _> = effects.into_iter().collect();
         Ok(next
             .into_iter()
@@ -86,15 +87,10 @@ impl Eye {
 }
 
 /// The committed offsets of the consumers' group. Blocks.
-fn acknowledged(bootstrap: &str, topic: &str) -> Result<Vec<Place>> {
-    let client: BaseConsumer = ClientConfig::new()
-        .set("bootstrap.servers", bootstrap)
-        .set("group.id", consumer::NAME)
-        .set("log_level", "0")
-        .create()?;
+fn acknowledged(group: &BaseConsumer, topic: &str) -> Result<Vec<Place>> {
     let mut wanted = TopicPartitionList::new();
-    wanted.add_partition_range(topic, 0, crate::scene::PARTITIONS - 1);
-    let committed = client
+    wanted.add_partition_range(topic, 0, PARTITIONS - 1);
+    let committed = group
         .committed_offsets(wanted, PATIENCE)
         .context("no answer about the offsets")?;
     Ok(committed

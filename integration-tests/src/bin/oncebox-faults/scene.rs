@@ -107,7 +107,8 @@ impl Scene {
         let (through, inventory_through) =
             (carried(&database, &cable), carried(&inventory, &cable));
         let workload = Workload::start(&through, &topic, seed).await?;
-        let offsets = Offsets::watch(&kafka, inventory_through.clone(), &topic);
+        let watch = Watch::new(through.clone(), inventory_through.clone());
+        let offsets = Offsets::watch(&kafka, watch, &topic)?;
         let scene = Self {
             postgres,
             kafka,

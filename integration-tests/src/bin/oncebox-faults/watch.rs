@@ -32,6 +32,16 @@ impl Watch {
         Ok(last)
     }
 
+    /// Per partition, the highest offset that has its effect.
+    pub(crate) async fn highest(&self) -> Result<Vec<(i32, i64)>> {
+        let highest = "SELECT array_agg(place), array_agg(at) FROM \
+                       (SELECT place, max(at) AS at FROM effects GROUP BY place) AS highest";
+        let (places, offsets): (Option<Vec<i32>>, Option<Vec<i64>>) =
+            self.inventory.see(highest).await?;
+        let places = places.unwrap_or_default().into_iter();
+        Ok(places.zip(offsets.unwrap_or_default()).collect())
+    }
+
     /// How many rows are parked: all, and those that were refused themselves.
     pub(crate) async fn parked(&self) -> Result<(i64, i64)> {
         let counts =
