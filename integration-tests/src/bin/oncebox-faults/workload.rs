@@ -181,7 +181,7 @@ impl Writer {
             .fetch_one(&mut *tx)
             .await?;
             let mut payload = number.to_string();
-            if self.rng.random_bool(0.01) {
+            if self.rng.random_bool(0.03) {
                 payload.push(' ');
                 // No compression makes it small.
                 let noise = (&mut self.rng).sample_iter(Alphanumeric).take(LARGE);
