@@ -73,7 +73,8 @@ pub enum ConsumerEvent {
 ///
 /// No automatic commit, no automatic offset store, `auto.offset.reset=error`,
 /// `isolation.level=read_committed`, eager assignment (`range`). A committed offset is the next one
-/// to read.
+/// to read. `queued.max.messages.kbytes` defaults to 4096 instead of librdkafka's 65536: so much of each
+/// partition may wait in memory.
 ///
 /// Dropping it leaves the group without committing; that happens on a thread of its own, for which
 /// the drop waits at most 10 s.

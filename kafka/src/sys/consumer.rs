@@ -19,6 +19,9 @@ use crate::error::Error;
 
 const NO_OFFSET: i64 = -1001;
 
+/// How many KiB of each partition may wait in the client.
+const FETCHED_AHEAD: &str = "queued.max.messages.kbytes";
+
 type NativeList = rdsys::rd_kafka_topic_partition_list_t;
 
 /// What the rebalance callback was told.
@@ -76,7 +79,15 @@ impl ConsumerClient {
             ("group.protocol", "classic".to_owned()),
             ("partition.assignment.strategy", "range".to_owned()),
         ];
-        let client = Client::create(config, Role::Consumer, &[], &decided, Shared::default())?;
+        // librdkafka would fetch 64 MiB of each partition ahead.
+        let defaults = [(FETCHED_AHEAD, "4096".to_owned())];
+        let client = Client::create(
+            config,
+            Role::Consumer,
+            &defaults,
+            &decided,
+            Shared::default(),
+        )?;
         // From here on the consumer queue is the only one to poll.
         // SAFETY: the handle is live.
         unsafe { raw::rd_kafka_poll_set_consumer(client.rk()) };
