@@ -148,20 +148,20 @@ fn note(consumer: &str, paused: &[(String, String, i64)], seen: &watch::Sender<T
         .map(|(topic, ..)| topic.as_str().into())
         .collect();
     let before = seen.borrow().clone().unwrap_or_default();
+    let gauge = |topic: &str| {
+        let labels = [
+            ("consumer", consumer.to_owned()),
+            ("topic", topic.to_owned()),
+        ];
+        metrics::gauge!("oncebox_inbox_paused", &labels)
+    };
     for (topic, reason, _) in paused.iter().filter(|p| !before.contains(&*p.0)) {
         tracing::warn!(%consumer, topic, reason, "topic paused by an operator");
+        gauge(topic).set(1.0);
     }
     for topic in before.difference(&topics) {
         tracing::info!(%consumer, %topic, "topic goes on");
-    }
-    let changed = before.symmetric_difference(&topics);
-    for topic in changed {
-        let paused = if topics.contains(topic) { 1.0 } else { 0.0 };
-        let labels = [
-            ("consumer", consumer.to_owned()),
-            ("topic", topic.to_string()),
-        ];
-        metrics::gauge!("oncebox_inbox_paused", &labels).set(paused);
+        gauge(topic).set(0.0);
     }
     seen.send_replace(Some(topics));
 }

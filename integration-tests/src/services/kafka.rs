@@ -34,8 +34,8 @@ pub struct KafkaOptions {
     /// A PEM file with private key and certificate chain: the SASL listener then speaks TLS and SCRAM-SHA-512, and knows the
     /// users that [`Kafka::scram_user`] adds. Defaults to none. Local processes only.
     pub secure: Option<PathBuf>,
-    /// Java's optimising compiler and its concurrent collector are left out and the heap halved: the brokers start sooner and are slower at their best. Three
-    /// brokers always are. Defaults to false.
+    /// Java's optimising compiler and its concurrent collector are left out and the heap halved: the brokers start sooner and
+    /// are slower at their best. Three brokers always are. Defaults to false.
     pub light: bool,
 }
 

@@ -19,9 +19,6 @@ use crate::error::Error;
 
 const NO_OFFSET: i64 = -1001;
 
-/// How many KiB of each partition may wait in the client.
-const FETCHED_AHEAD: &str = "queued.max.messages.kbytes";
-
 type NativeList = rdsys::rd_kafka_topic_partition_list_t;
 
 /// What the rebalance callback was told.
@@ -80,7 +77,7 @@ impl ConsumerClient {
             ("partition.assignment.strategy", "range".to_owned()),
         ];
         // librdkafka would fetch 64 MiB of each partition ahead.
-        let defaults = [(FETCHED_AHEAD, "4096".to_owned())];
+        let defaults = [("queued.max.messages.kbytes", "4096".to_owned())];
         let client = Client::create(
             config,
             Role::Consumer,

@@ -30,16 +30,17 @@ impl Scene {
             self.kafka.set_topic(&self.topic, &[]).await;
             died
         } else {
-            if !self.refuses().await? {
-                self.kafka.set_topic(&self.topic, &[]).await;
-                return Ok(false);
+            let refused = self.refuses().await?;
+            if refused {
+                // A relay that was not armed must not release.
+                self.relays.arm(&arm);
             }
-            // A relay that was not armed must not release.
-            self.relays.arm(&arm);
             self.kafka.set_topic(&self.topic, &[]).await;
-            self.operator("park requeue", &["--cause", "refused", "--apply"])
-                .await?;
-            self.relays.one_died(PATIENCE).await
+            if refused {
+                self.operator("park requeue", &["--cause", "refused", "--apply"])
+                    .await?;
+            }
+            refused && self.relays.one_died(PATIENCE).await
         };
         if rng.random_bool(0.3) {
             signal(self.leader().await?, "KILL");
