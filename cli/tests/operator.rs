@@ -119,8 +119,8 @@ async fn a15_dead_list_and_show_say_what_failed_and_why() {
     let (code, text) = database.oncebox(&["dead", "list", "--limit", "2"]);
     assert_eq!(code, Some(0), "{text}");
     for words in [
-        "inventory orders: 2 dead, 1 parked behind 1 keys, 0 ordered",
-        "parked 3 inventory orders[0]@3 key k",
+        "inventory orders: 2 dead, 1 parked behind 1 keys, 0 delayed, 0 ordered",
+        "parked  3 inventory orders[0]@3 key k",
         "no stock of 2",
         "--after 2",
     ] {

@@ -44,6 +44,7 @@ pub struct Inbox<D: InboxStore> {
     topics: Vec<String>,
     retry: RetryPolicy,
     on_failure: OnFailure,
+    delayed_retries: bool,
     dead_topic: Option<DeadTopic>,
     breaker: Option<u32>,
     dedup: Dedup,
@@ -90,6 +91,7 @@ impl<D: InboxStore> Inbox<D> {
             topics: Vec::new(),
             retry: RetryPolicy::default(),
             on_failure: OnFailure::default(),
+            delayed_retries: false,
             dead_topic: None,
             breaker: Some(100),
             dedup: Dedup::default(),
@@ -146,8 +148,19 @@ impl<D: InboxStore> Inbox<D> {
         self
     }
 
+    /// Declares that the order of the messages does not matter: one that waits half a second or more for its next attempt does not
+    /// hold its lane. It goes aside, as a row with its mark (`oncebox dead list --kind delayed`), and the position passes it; the
+    /// consumer tries it again when it is time, to the second, in a transaction that deletes the row (G8). One after the last
+    /// attempt it is a dead letter. Attempts that follow each other sooner are made in the lane. Not with
+    /// [`OnFailure::BlockKey`]. Defaults to false: the lane waits, and the order of a key is kept (G4).
+    #[must_use]
+    pub fn delayed_retries(mut self, delayed: bool) -> Self {
+        self.delayed_retries = delayed;
+        self
+    }
+
     /// Publishes each dead letter to this topic as well, through the outbox and in the transaction that writes the letter: one
-    /// message for each letter, none for what is parked. It has the content and headers of the original (Oncebox's own as
+    /// message for each letter, none for what is parked or delayed. It has the content and headers of the original (Oncebox's own as
     /// `dead-oncebox-…`) and `dead-consumer`, `dead-topic`, `dead-partition`, `dead-offset`, `dead-message-id`, `dead-attempts`
     /// and `dead-error` (at most 1 000 bytes). What the outbox refuses goes without content, with the reason in
     /// `dead-shortened`. For those who watch topics: `oncebox dead` and replays need the table only, and a relay has to run.
@@ -237,6 +250,29 @@ impl<D: InboxStore> Inbox<D> {
     {
         self.record = Some(Arc::new(business_id));
         self
+    }
+
+    /// What a service usually wants around its handler, in one call: `hint` in front of the database ([`Self::hint`]), graded
+    /// retries ([`RetryPolicy::graded`]), each dead letter as a message of the topic `dead_letters`, too
+    /// ([`Self::dead_letter_topic`]), and a record of every message under the id that `business_id` finds ([`Self::record`]).
+    /// Marks, effect and position in one transaction, the acknowledgement after it, the breaker and the metrics to alert on
+    /// ([`Stats`]) are there in any case; the guard in front of the effect is the handler's ([`guard`](crate::guard)). Each part can
+    /// be changed by its own method after this.
+    #[must_use]
+    pub fn complete<F>(
+        self,
+        hint: Arc<dyn Hint>,
+        outbox: Outbox,
+        dead_letters: impl Into<String>,
+        business_id: F,
+    ) -> Self
+    where
+        F: Fn(&Delivery) -> Option<String> + Send + Sync + 'static,
+    {
+        self.hint(hint)
+            .retry(RetryPolicy::graded())
+            .dead_letter_topic(outbox, dead_letters)
+            .record(business_id)
     }
 
     /// How messages without an Oncebox envelope are known. Defaults to [`ForeignId::PartitionOffset`].
@@ -372,6 +408,12 @@ impl<D: InboxStore> Inbox<D> {
                     "is {:?}; it must have a name, and not be read by this consumer",
                     dead.name
                 ),
+            ));
+        }
+        if self.delayed_retries && self.on_failure == OnFailure::BlockKey {
+            return Err(Error::config(
+                "delayed_retries",
+                "lets later messages of a key overtake one that failed, and OnFailure::BlockKey keeps their order: choose one",
             ));
         }
         if self.retry.attempts == 0 {
@@ -612,6 +654,7 @@ async fn consume<D: InboxStore>(
             lanes: inbox.lanes,
             batch: inbox.batch,
             check: inbox.check_interval,
+            delayed_retries: inbox.delayed_retries,
         },
         connections,
         breaker: inbox.breaker,

@@ -28,8 +28,10 @@ pub(crate) struct Standing {
     pub(crate) first_failed_at: Option<i64>,
     /// The breaker knows of it.
     pub(crate) counted: bool,
-    /// No attempt is left: it is written off.
+    /// It leaves the lane: written off, or aside.
     pub(crate) given_up: bool,
+    /// It has attempts left, and order does not matter: it waits for so long outside the lane.
+    pub(crate) aside: Option<Duration>,
     /// Stops the consumer when it is its turn.
     pub(crate) stop: Option<Box<Error>>,
     /// A batch ends before it: part of what isolates a failure.
@@ -67,7 +69,7 @@ impl Batch {
 pub(crate) enum Task {
     /// The handler.
     Deliver(Batch),
-    /// To be written off; one message.
+    /// To be written off, or aside; one message.
     Bury(Batch),
     /// Its attempts are written down, and that it is not tried again before this; one message.
     Note(Batch, Instant),

@@ -98,7 +98,8 @@
 //! | the database or Kafka is away (a statement or request of ours failed) | waited out, without limit and without counting |
 //!
 //! [`OnFailure::DeadLetter`] writes the whole message to `oncebox_dead_letter`, with the mark and the position in one transaction,
-//! and the key goes on (G8). [`OnFailure::BlockKey`] parks it there with every later message of its key. One that cannot be
+//! and the key goes on (G8). Where order does not matter, a message waits for its next attempt in that table instead of its lane
+//! ([`Inbox::delayed_retries`]). [`OnFailure::BlockKey`] parks it there with every later message of its key. One that cannot be
 //! written stops the consumer; so do many in a row ([`Inbox::breaker`]). What an operator orders to be replayed ([`dead`]) the
 //! running consumer handles: the letter is deleted and the handler called in one transaction.
 //!
@@ -120,6 +121,7 @@ pub mod dead;
 mod dead_topic;
 mod dedup;
 mod delivery;
+mod depth;
 mod error;
 mod feed;
 mod foreign;

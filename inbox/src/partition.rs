@@ -78,6 +78,8 @@ pub(crate) struct Limits {
     pub(crate) batch: usize,
     /// Longest time without a look at the row.
     pub(crate) check: Duration,
+    /// Order does not matter: a message that waits for its next attempt does not hold its lane.
+    pub(crate) delayed_retries: bool,
 }
 
 /// One assigned partition.
@@ -381,6 +383,14 @@ impl Partition {
         } else {
             policy.next(standing.attempts, jitter)
         };
+        if let Some(delay) = delay
+            && self.limits.delayed_retries
+            && delay >= WORTH_WRITING
+        {
+            standing.given_up = true;
+            standing.aside = Some(delay);
+            return Failed::Aside;
+        }
         // An attempt that is repeated at once is not worth a transaction.
         standing.unwritten = delay.is_some_and(|d| d >= WORTH_WRITING) || standing.written;
         standing.given_up = delay.is_none();
@@ -497,6 +507,8 @@ pub(crate) enum Failed {
     Isolated,
     /// It is called again.
     Again,
+    /// It is called again, and the others of its lane do not wait for that.
+    Aside,
     /// It is written off.
     GivenUp,
 }
@@ -511,6 +523,7 @@ mod tests {
         lanes: 1,
         batch: 10,
         check: Duration::from_secs(600),
+        delayed_retries: false,
     };
 
     fn receive(partition: &mut Partition, offset: i64, poison: bool) -> Received {

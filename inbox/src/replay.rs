@@ -1,8 +1,8 @@
-//! Carries out what operators have ordered: dead letters are handled once more, blocked keys are released (`oncebox dead
-//! replay`). The handler is the service's, so that its consumer does it.
+//! Messages that are handled outside their lane: what operators have ordered (`oncebox dead replay`: dead letters once more,
+//! blocked keys released), and delayed attempts that have become due. The handler is the service's, so that its consumer does it.
 //!
 //! The letter is the licence: it is deleted and its handler runs in one transaction, while its mark stays. Whoever finds no
-//! letter does nothing. Before that the letter counts the replay, in a transaction of its own, so that one that kills the
+//! letter does nothing. Before that the letter counts the attempt, in a transaction of its own, so that one that kills the
 //! process does not do so for ever.
 
 use std::sync::Arc;
@@ -18,10 +18,12 @@ use crate::foreign::ForeignId;
 use crate::handler::HandlerError;
 use crate::lane::{Batch, Entry, Standing};
 use crate::position::Key;
-use crate::process::{Fate, Processor, Settled};
+use crate::process::{Fate, Outcome, Processor, Settled, storable};
+use crate::retry::RetryPolicy;
+use crate::stats::{Stats, TopicCounters};
 use crate::store::Letter;
 
-/// How often orders are looked for.
+/// How often letters that are due are looked for.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// A letter that was replayed in vain so often is left alone.
 const LOOP_GUARD: i32 = 10;
@@ -33,19 +35,36 @@ pub(crate) enum Replayed {
     Effect,
     /// Somebody else was faster, or took the order back.
     Gone,
-    /// The handler failed: the letter stays and the order is taken back.
-    Failed(String),
+    /// The handler failed: the letter stays.
+    Failed {
+        error: String,
+        /// Repeating does not help.
+        fatal: bool,
+    },
 }
 
-impl<D: InboxStore> Processor<D> {
-    /// Carries out orders until the shutdown.
-    pub(crate) async fn replay_orders(
-        self: Arc<Self>,
-        consumer: Arc<str>,
-        stop: CancellationToken,
-    ) {
+impl Replayed {
+    fn failed(error: &HandlerError) -> Self {
+        Self::Failed {
+            error: storable(&error.chain()),
+            fatal: error.is_fatal(),
+        }
+    }
+}
+
+/// Where letters that are due are handled, one after the other.
+pub(crate) struct Desk<D: InboxStore> {
+    pub(crate) processor: Arc<Processor<D>>,
+    pub(crate) consumer: Arc<str>,
+    pub(crate) policy: RetryPolicy,
+    pub(crate) stats: Stats,
+}
+
+impl<D: InboxStore> Desk<D> {
+    /// Works until the shutdown.
+    pub(crate) async fn work(self, stop: CancellationToken) {
         loop {
-            match self.replay_next(&consumer).await {
+            match self.next().await {
                 Ok(true) => continue,
                 Ok(false) => {}
                 Err(e) => tracing::warn!(error = %e, "cannot replay, will be tried again"),
@@ -57,51 +76,130 @@ impl<D: InboxStore> Processor<D> {
         }
     }
 
-    /// Carries out the next order that is due, if there is one.
-    pub(crate) async fn replay_next(&self, consumer: &Arc<str>) -> Result<bool, sqlx::Error> {
-        let statements = &self.statements;
+    /// Handles the next letter that is due, if there is one.
+    async fn next(&self) -> Result<bool, sqlx::Error> {
+        let processor = &self.processor;
+        let statements = &processor.statements;
         let due = async {
-            let mut conn = self.pool.acquire().await?;
-            D::due_letter(&mut conn, statements, consumer).await
+            let mut conn = processor.pool.acquire().await?;
+            D::due_letter(&mut conn, statements, &self.consumer).await
         };
-        let Some(letter) = self.limited(due).await? else {
+        let Some(letter) = processor.limited(due).await? else {
             return Ok(false);
         };
         let key = Key {
-            consumer: Arc::clone(consumer),
+            consumer: Arc::clone(&self.consumer),
             topic: letter.topic.as_str().into(),
             partition: letter.partition,
         };
-        let id = letter.id;
         let count = async {
-            let mut conn = self.pool.acquire().await?;
-            D::count_replay(&mut conn, statements, id).await
+            let mut conn = processor.pool.acquire().await?;
+            D::count_replay(&mut conn, statements, &letter).await
         };
-        let counted = self.limited(count).await?;
-        let outcome = if counted.is_some_and(|replays| replays > LOOP_GUARD) {
-            Replayed::Failed(format!("replayed {LOOP_GUARD} times in vain, left alone"))
-        } else if counted.is_some() {
-            self.replay(&key, &letter).await?
+        let guard = LOOP_GUARD.saturating_add(if letter.delayed {
+            i32::try_from(self.policy.attempts).unwrap_or(i32::MAX)
         } else {
-            Replayed::Gone
+            0
+        });
+        if !processor.limited(count).await? {
+            // Somebody else is at it.
+            return Ok(false);
+        }
+        let outcome = if letter.replays >= guard {
+            Replayed::Failed {
+                error: format!("replayed {guard} times in vain, left alone"),
+                fatal: true,
+            }
+        } else {
+            processor.replay(&key, &letter).await?
         };
         match outcome {
             Replayed::Effect => {
                 tracing::info!(topic = %key.topic, partition = key.partition, offset = letter.offset, "replayed");
+                self.counters(&key).effects(1);
             }
             Replayed::Gone => {}
-            Replayed::Failed(error) => {
+            Replayed::Failed { error, fatal } => {
                 tracing::warn!(topic = %key.topic, partition = key.partition, offset = letter.offset, %error, "replay failed");
-                let refuse = async {
-                    let mut conn = self.pool.acquire().await?;
-                    D::refuse_replay(&mut conn, statements, &key, &letter, &error).await
-                };
-                self.limited(refuse).await?;
+                self.failed(&key, &letter, &error, fatal).await?;
             }
         }
         Ok(true)
     }
 
+    /// What becomes of a letter that failed once more.
+    async fn failed(
+        &self,
+        key: &Key,
+        letter: &Letter,
+        error: &str,
+        fatal: bool,
+    ) -> Result<(), sqlx::Error> {
+        let processor = &self.processor;
+        if !letter.delayed {
+            let refuse = async {
+                let mut conn = processor.pool.acquire().await?;
+                D::refuse_replay(&mut conn, &processor.statements, key, letter, error).await
+            };
+            return processor.limited(refuse).await;
+        }
+        let batch = batch(key, letter).map(|mut batch| {
+            let standing = &mut batch.standings[0];
+            standing.attempts += 1;
+            standing.error = error.to_owned();
+            batch
+        });
+        let attempts = u32::try_from(letter.attempts).unwrap_or(0) + 1;
+        let delay = self.policy.next(attempts, rand::random());
+        if let Some(delay) = delay.filter(|_| !fatal) {
+            return self.delay(key, letter, error, delay).await;
+        }
+        match processor
+            .give_up(key, letter.id, error, batch.ok().as_ref())
+            .await
+        {
+            Ok(true) => {
+                self.counters(key).dead_letters(1);
+                Ok(())
+            }
+            Ok(false) => Ok(()),
+            Err(outcome) => match *outcome {
+                Outcome::Outage(e) => Err(e),
+                // It cannot be published or recorded, and stays what it is (G8).
+                outcome => {
+                    tracing::warn!(topic = %key.topic, partition = key.partition, offset = letter.offset, ?outcome, "cannot be written off, will be tried again");
+                    let longest = self.policy.max.max(INTERVAL);
+                    self.delay(key, letter, error, longest).await
+                }
+            },
+        }
+    }
+
+    async fn delay(
+        &self,
+        key: &Key,
+        letter: &Letter,
+        error: &str,
+        delay: Duration,
+    ) -> Result<(), sqlx::Error> {
+        let processor = &self.processor;
+        let again = async {
+            let mut conn = processor.pool.acquire().await?;
+            D::delay_again(&mut conn, &processor.statements, letter.id, delay, error).await
+        };
+        if processor.limited(again).await? {
+            self.counters(key).retries(1);
+        }
+        Ok(())
+    }
+
+    fn counters(&self, key: &Key) -> TopicCounters {
+        TopicCounters::new(self.stats.clone(), &key.consumer, &key.topic)
+    }
+}
+
+impl<D: InboxStore> Processor<D> {
+    /// One attempt at a letter, in a transaction that deletes it.
     pub(crate) async fn replay(&self, key: &Key, letter: &Letter) -> Result<Replayed, sqlx::Error> {
         let statements = &self.statements;
         let mut tx = self.limited(D::begin(&self.pool, statements)).await?;
@@ -124,13 +222,13 @@ impl<D: InboxStore> Processor<D> {
             Ok(batch) => batch,
             Err(e) => {
                 self.undo(tx).await;
-                return Ok(Replayed::Failed(e.chain()));
+                return Ok(Replayed::failed(&e));
             }
         };
         let begun = Instant::now();
         if let Err(e) = self.handle(&mut tx, &batch.deliveries).await {
             self.undo(tx).await;
-            return Ok(Replayed::Failed(e.chain()));
+            return Ok(Replayed::failed(&e));
         }
         let fate = Fate {
             settled: Settled::Effect,
@@ -147,14 +245,15 @@ impl<D: InboxStore> Processor<D> {
         };
         if let Err(e) = after.await {
             self.undo(tx).await;
-            return Ok(Replayed::Failed(format!(
-                "the handler returned Ok, but the statement after it failed: {e}"
-            )));
+            return Ok(Replayed::Failed {
+                error: format!("the handler returned Ok, but the statement after it failed: {e}"),
+                fatal: false,
+            });
         }
         match self.commit(tx).await {
             Ok(()) => Ok(Replayed::Effect),
             Err(e) if e.as_database_error().is_some() => {
-                Ok(Replayed::Failed(HandlerError::from(e).chain()))
+                Ok(Replayed::failed(&HandlerError::from(e)))
             }
             // Unknown: the letter is there, or it is not.
             Err(e) => Err(e),
@@ -188,6 +287,8 @@ fn batch(key: &Key, letter: &Letter) -> Result<Batch, HandlerError> {
     delivery.message_id = letter.message_id;
     let standing = Standing {
         attempts: u32::try_from(letter.attempts).unwrap_or(0),
+        error: letter.error.clone(),
+        first_failed_at: letter.first_failed_at,
         ..Standing::default()
     };
     let mut batch = Batch::default();

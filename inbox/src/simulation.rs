@@ -214,6 +214,7 @@ impl World {
             lanes: self.lanes,
             batch: 3,
             check: Duration::from_secs(3),
+            delayed_retries: false,
         };
         let process = &mut self.processes[i];
         match process.events.pop_front() {
@@ -412,7 +413,7 @@ impl World {
                     Failed::Isolated => {
                         self.seen.insert("a batch taken apart");
                     }
-                    Failed::Again => {}
+                    Failed::Again | Failed::Aside => {}
                 }
                 return;
             }

@@ -19,6 +19,8 @@ use time::OffsetDateTime;
 /// | `oncebox_inbox_retries_total` | counter | handler calls that failed and will be repeated |
 /// | `oncebox_inbox_dead_letters_total` | counter | messages written to the dead-letter table |
 /// | `oncebox_inbox_parked_total` | counter | messages parked because their key is blocked |
+/// | `oncebox_inbox_letters` | gauge | letters that wait; label `kind`: `dead`, `parked` or `delayed`. Every process of the consumer counts all, each 15 s: take the maximum |
+/// | `oncebox_inbox_oldest_letter_seconds` | gauge | how long ago the first of them was written; label `kind` |
 /// | `oncebox_inbox_paused` | gauge | 1 while an operator has paused the topic ([`pause`](crate::pause)) |
 /// | `oncebox_inbox_ownership_total` | counter | times a partition's position row was taken |
 /// | `oncebox_inbox_batch_messages` | histogram | messages that shared a transaction |

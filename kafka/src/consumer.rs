@@ -73,8 +73,9 @@ pub enum ConsumerEvent {
 ///
 /// No automatic commit, no automatic offset store, `auto.offset.reset=error`,
 /// `isolation.level=read_committed`, eager assignment (`range`). A committed offset is the next one
-/// to read. `queued.max.messages.kbytes` defaults to 4096 instead of librdkafka's 65536: so much of each
-/// partition may wait in memory.
+/// to read. `queued.min.messages` defaults to 10000 instead of librdkafka's 100000, and
+/// `queued.max.messages.kbytes` to 4096 instead of 65536: of each partition so many messages or so much may
+/// wait in memory, whichever is reached first, and one more fetch.
 ///
 /// Dropping it leaves the group without committing; that happens on a thread of its own, for which
 /// the drop waits at most 10 s.

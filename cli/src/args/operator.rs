@@ -50,7 +50,7 @@ pub struct DeadFilter {
     /// Only those that failed last before this time; as --since.
     #[arg(long, value_name = "TIME")]
     pub until: Option<String>,
-    /// Only these: dead (given up) or parked (waiting with every later message of their key).
+    /// Only these: dead (given up), parked (waiting with every later message of their key) or delayed (tried again by the consumer).
     #[arg(long, value_name = "KIND")]
     pub kind: Option<KindName>,
 }
@@ -62,6 +62,8 @@ pub enum KindName {
     Dead,
     /// It waits, and every later message of its key waits behind it.
     Parked,
+    /// It failed and has attempts left: its consumer tries it again by itself.
+    Delayed,
 }
 
 /// `oncebox dead list`

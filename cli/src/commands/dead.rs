@@ -48,6 +48,7 @@ impl DeadFilter {
             kind: self.kind.map(|kind| match kind {
                 KindName::Dead => Kind::Dead,
                 KindName::Parked => Kind::Parked,
+                KindName::Delayed => Kind::Delayed,
             }),
             ordered: None,
         })
@@ -67,7 +68,7 @@ async fn list<D: OperatorStore>(args: &DeadList, letters: &Letters<D>) -> Result
             };
         }
         if groups.is_empty() && !args.json {
-            out.push_str("no message is dead or parked, of those that were asked for\n");
+            out.push_str("no message is dead, parked or delayed, of those that were asked for\n");
         }
     }
     if args.count {
@@ -287,17 +288,19 @@ fn word(kind: Kind) -> &'static str {
     match kind {
         Kind::Dead => "dead",
         Kind::Parked => "parked",
+        Kind::Delayed => "delayed",
     }
 }
 
 fn count_line(group: &Group) -> String {
     format!(
-        "{} {}: {} dead, {} parked behind {} keys, {} ordered, the oldest failed {} ago",
+        "{} {}: {} dead, {} parked behind {} keys, {} delayed, {} ordered, the oldest failed {} ago",
         group.consumer,
         group.topic,
         group.dead,
         group.parked,
         group.keys,
+        group.delayed,
         group.ordered,
         humantime::format_duration(std::time::Duration::from_secs(group.oldest_age.as_secs()))
     )
@@ -310,6 +313,7 @@ fn count(group: &Group) -> Value {
         "dead": group.dead,
         "parked": group.parked,
         "blocked_keys": group.keys,
+        "delayed": group.delayed,
         "ordered": group.ordered,
         "oldest": when::value(Some(group.oldest)),
         "oldest_age_seconds": group.oldest_age.as_secs(),
@@ -317,11 +321,15 @@ fn count(group: &Group) -> Value {
 }
 
 fn line(letter: &Listed) -> String {
-    let order = letter.replay_at.map_or(String::new(), |at| {
-        format!(" (replay ordered for {})", when::text(at))
-    });
+    let what = match letter.kind {
+        Kind::Delayed => "next attempt at",
+        Kind::Dead | Kind::Parked => "replay ordered for",
+    };
+    let order = letter
+        .replay_at
+        .map_or(String::new(), |at| format!(" ({what} {})", when::text(at)));
     format!(
-        "{:<6} {} {} {}[{}]@{} {} {}: {}{order}",
+        "{:<7} {} {} {}[{}]@{} {} {}: {}{order}",
         word(letter.kind),
         letter.id,
         letter.consumer,

@@ -6,11 +6,16 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
-use oncebox_inbox::Stats;
+use oncebox_gate::{Cache, CacheConfig};
+use oncebox_inbox::{Inbox, InboxStore, Stats};
+use oncebox_migrations::Names;
+use oncebox_outbox::Outbox;
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
+use sqlx::Pool;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -61,6 +66,24 @@ impl From<OrderPlaced> for Order {
             points: placed.points,
         }
     }
+}
+
+/// The inventory service without its handler: the complete combination, on any database.
+pub(super) fn inventory<D: InboxStore>(pool: Pool<D>, names: &Names, wiring: &Wiring) -> Inbox<D> {
+    let hint = Arc::new(Cache::new(CacheConfig::default()));
+    let outbox = Outbox::new(oncebox_outbox::Config {
+        names: names.clone(),
+        ..Default::default()
+    });
+    let dead_letters = format!("{}-dead", wiring.topic);
+    Inbox::new(pool, wiring.kafka.clone())
+        .names(names.clone())
+        .consumer(&wiring.consumer)
+        .topic(&wiring.topic)
+        .complete(hint, outbox, dead_letters, |delivery| {
+            let placed: OrderPlaced = delivery.json().ok()?;
+            Some(placed.order.to_string())
+        })
 }
 
 /// An order that is about to be placed.

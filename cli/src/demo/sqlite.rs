@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use oncebox_inbox::HandlerError;
+use oncebox_inbox::guard::{self, Taken, key};
 use oncebox_inbox::resume::{self, From, Request};
-use oncebox_inbox::{HandlerError, Inbox};
 use oncebox_migrations::{Dialect, Names};
 use oncebox_outbox::{Message, Outbox};
 use sqlx::sqlite::{
@@ -15,7 +16,9 @@ use sqlx::{AssertSqlSafe, Executor, Sqlite, Transaction};
 use tokio_util::sync::CancellationToken;
 
 use super::audit::{Balances, Effect, Order};
-use super::shop::{Basket, Ending, INITIAL_STOCK, KIND, OrderPlaced, Running, SKUS, Shop, Wiring};
+use super::shop::{
+    self, Basket, Ending, INITIAL_STOCK, KIND, OrderPlaced, Running, SKUS, Shop, Wiring,
+};
 
 const ORDERS_TABLES: &str = "
 CREATE TABLE customers (name TEXT PRIMARY KEY, orders INTEGER NOT NULL);
@@ -36,8 +39,6 @@ const INSERT_ORDER: &str =
     "INSERT INTO orders (id, customer, seq, sku, quantity, points) VALUES (?1, ?2, ?3, ?4, ?5, ?6)";
 const ALL_ORDERS: &str = "SELECT id, customer, seq, sku, quantity, points FROM orders";
 
-const TAKE_STOCK: &str =
-    "UPDATE stock SET quantity = quantity - ?2 WHERE sku = ?1 AND quantity >= ?2";
 const GRANT_POINTS: &str = "INSERT INTO points (customer, points) VALUES (?1, ?2)
     ON CONFLICT (customer) DO UPDATE SET points = points + excluded.points";
 const WRITE_LEDGER: &str =
@@ -162,10 +163,8 @@ impl Shop for SqliteShop {
     }
 
     fn inventory(&self) -> Running {
-        let inbox = Inbox::new(self.inventory.clone(), self.wiring.kafka.clone())
-            .names(self.names.clone())
-            .consumer(&self.wiring.consumer)
-            .topic(&self.wiring.topic)
+        let inbox = shop::inventory(self.inventory.clone(), &self.names, &self.wiring);
+        let inbox = inbox
             .handle(|tx, delivery| Box::pin(async move { apply(tx, &delivery.json()?).await }));
         let stats = inbox.stats();
         let shutdown = CancellationToken::new();
@@ -238,14 +237,12 @@ impl Shop for SqliteShop {
 
 /// The business of the inventory service, in the transaction that also holds the dedup mark (G5).
 async fn apply(tx: &mut Transaction<'_, Sqlite>, order: &OrderPlaced) -> Result<(), HandlerError> {
-    let taken = sqlx::query(TAKE_STOCK)
-        .bind(&order.sku)
-        .bind(order.quantity)
-        .execute(&mut **tx)
-        .await?
-        .rows_affected();
-    if taken == 0 {
-        return Err(HandlerError::fatal(format!("out of stock: {}", order.sku)));
+    let sku = key("sku", order.sku.as_str());
+    match guard::take(tx, "stock", sku, "quantity", order.quantity).await? {
+        Taken::Applied { .. } => {}
+        Taken::Insufficient { .. } | Taken::Missing => {
+            return Err(HandlerError::fatal(format!("out of stock: {}", order.sku)));
+        }
     }
     sqlx::query(GRANT_POINTS)
         .bind(&order.customer)

@@ -27,9 +27,9 @@ pub struct Filter {
     pub since: Option<OffsetDateTime>,
     /// Letters that failed last before this time.
     pub until: Option<OffsetDateTime>,
-    /// Only the dead or only the parked ones.
+    /// Only the dead, the parked or the delayed ones.
     pub kind: Option<Kind>,
-    /// Only letters that are ordered to be replayed, or only those that are not.
+    /// Only letters that an operator has ordered to be replayed, or only the others.
     pub ordered: Option<bool>,
 }
 
@@ -40,6 +40,9 @@ pub enum Kind {
     Dead,
     /// It waits, and every later message of its key waits behind it.
     Parked,
+    /// It failed and has attempts left: its consumer tries it again by itself
+    /// ([`Inbox::delayed_retries`](crate::Inbox::delayed_retries)).
+    Delayed,
 }
 
 /// Which letters come first.
@@ -78,13 +81,14 @@ impl Filter {
                 self.until.map(Value::from),
             );
         match self.kind {
-            Some(Kind::Dead) => sql.push(" AND NOT parked"),
+            Some(Kind::Dead) => sql.push(" AND NOT parked AND NOT delayed"),
             Some(Kind::Parked) => sql.push(" AND parked"),
+            Some(Kind::Delayed) => sql.push(" AND delayed"),
             None => sql,
         };
         match self.ordered {
-            Some(true) => sql.push(" AND replay_at IS NOT NULL"),
-            Some(false) => sql.push(" AND replay_at IS NULL"),
+            Some(true) => sql.push(" AND replay_at IS NOT NULL AND NOT delayed"),
+            Some(false) => sql.push(" AND (replay_at IS NULL OR delayed)"),
             None => sql,
         };
     }

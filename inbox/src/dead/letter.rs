@@ -27,7 +27,7 @@ pub struct Listed {
     pub offset: i64,
     /// Its key.
     pub key: Option<Vec<u8>>,
-    /// Dead or parked.
+    /// Dead, parked or delayed.
     pub kind: Kind,
     /// Why it failed last, or what it waits for.
     pub error: String,
@@ -39,9 +39,9 @@ pub struct Listed {
     pub failed_at: OffsetDateTime,
     /// Kafka's timestamp of the record.
     pub record_timestamp: Option<OffsetDateTime>,
-    /// The order: the consumer replays it at this time or later.
+    /// The order, or the next attempt of a delayed letter: the consumer handles it at this time or later.
     pub replay_at: Option<OffsetDateTime>,
-    /// How often it was replayed in vain.
+    /// How often it was replayed, or tried outside its lane, in vain.
     pub replays: i32,
     /// Length of the payload in bytes; `None` is a tombstone.
     pub payload_bytes: Option<u64>,
@@ -85,7 +85,9 @@ pub struct Group {
     pub parked: u64,
     /// Keys with parked letters.
     pub keys: u64,
-    /// Ordered to be replayed, and not replayed yet.
+    /// Tried again by the consumer itself.
+    pub delayed: u64,
+    /// Ordered to be replayed by an operator, and not replayed yet.
     pub ordered: u64,
     /// When the first of them failed (last).
     pub oldest: OffsetDateTime,
@@ -103,9 +105,10 @@ fn columns<D: Texts>(columns: &mut Columns<'_, D>) -> Result<Listed, sqlx::Error
         partition: columns.small()?,
         offset: columns.int()?,
         key: columns.bytes_or_none()?,
-        kind: match columns.flag()? {
-            true => Kind::Parked,
-            false => Kind::Dead,
+        kind: match (columns.flag()?, columns.flag()?) {
+            (true, _) => Kind::Parked,
+            (false, true) => Kind::Delayed,
+            (false, false) => Kind::Dead,
         },
         error: columns.text()?,
         attempts: columns.small()?,
@@ -154,6 +157,7 @@ pub(super) fn group<D: Texts>(row: &D::Row) -> Result<Group, sqlx::Error> {
         dead: columns.count()?,
         parked: columns.count()?,
         keys: columns.count()?,
+        delayed: columns.count()?,
         ordered: columns.count()?,
         oldest: columns.time()?,
         oldest_age: Duration::from_micros(u64::try_from(columns.int()?).unwrap_or(0)),

@@ -1,7 +1,8 @@
 //! What an operator does with messages that could not be handled (`oncebox dead`): look, replay, take back, discard.
 //!
 //! A **dead** letter was given up; its partition went on. A **parked** one waits with every later message of its key, because
-//! they would overtake it (G4); the key is *blocked*.
+//! they would overtake it (G4); the key is *blocked*. A **delayed** one has attempts left, which its consumer makes by itself
+//! ([`Inbox::delayed_retries`](crate::Inbox::delayed_retries)).
 //!
 //! * [`Letters::replay`] is an *order*. The handler is the service's code, so the running consumer carries it out: it deletes the
 //!   letter and calls the handler in one transaction, not before the order's time. A letter is therefore replayed once (G8), however

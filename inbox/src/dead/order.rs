@@ -23,13 +23,14 @@ pub struct Replay {
 /// What is to become of each letter that is meant, and of every parked letter of a key of which one is meant. Joins only: an `IN` beside
 /// an `OR` is looked up row by row when there are many letters.
 const VERDICTS: &str = "keys AS (SELECT DISTINCT consumer, topic, key FROM matched WHERE parked AND key IS NOT NULL), \
-    chosen AS (SELECT id, consumer, topic, partition, record_offset, key, parked, replay_at, replays, 1 AS named FROM matched \
-    UNION ALL SELECT d.id, d.consumer, d.topic, d.partition, d.record_offset, d.key, d.parked, d.replay_at, d.replays, 0 FROM {dead_letter} d \
+    chosen AS (SELECT id, consumer, topic, partition, record_offset, key, parked, delayed, replay_at, replays, 1 AS named FROM matched \
+    UNION ALL SELECT d.id, d.consumer, d.topic, d.partition, d.record_offset, d.key, d.parked, d.delayed, d.replay_at, d.replays, 0 \
+    FROM {dead_letter} d \
     JOIN keys k ON k.consumer = d.consumer AND k.topic = d.topic AND k.key = d.key LEFT JOIN matched m ON m.id = d.id \
     WHERE d.parked AND m.id IS NULL), \
     guarded AS (SELECT DISTINCT consumer, topic, key FROM chosen WHERE parked AND key IS NOT NULL AND replays >= {guard}), \
     verdicts AS (SELECT c.id, c.consumer, c.topic, c.partition, c.record_offset, c.key, c.parked, c.named, \
-    CASE WHEN c.replay_at IS NOT NULL THEN 'ordered' WHEN c.replays >= {guard} OR (c.parked AND g.key IS NOT NULL) THEN 'refused' \
+    CASE WHEN c.delayed THEN 'order' WHEN c.replay_at IS NOT NULL THEN 'ordered' WHEN c.replays >= {guard} OR (c.parked AND g.key IS NOT NULL) THEN 'refused' \
     ELSE 'order' END AS verdict FROM chosen c \
     LEFT JOIN guarded g ON g.consumer = c.consumer AND g.topic = c.topic AND g.key = c.key)";
 
@@ -58,7 +59,8 @@ impl<D: OperatorStore> Letters<D> {
     }
 
     /// Orders the letters that the filter means, and all parked letters of a blocked key of which it means one. The running consumer
-    /// carries the order out. A letter that is ordered already keeps its order.
+    /// carries the order out. A letter that is ordered already keeps its order. A delayed one has its next attempt at that time, and
+    /// goes on being tried if that fails.
     ///
     /// # Errors
     ///
@@ -135,7 +137,7 @@ impl<D: OperatorStore> Letters<D> {
     /// `WITH … {verdicts}` in front of the rest of a statement.
     fn verdicts(&self, filter: &Filter, force: bool, rest: &str) -> Sql {
         let mut sql = Sql::new(tables::<D>(
-            "WITH matched AS (SELECT id, consumer, topic, partition, record_offset, key, parked, replay_at, replays FROM {dead_letter} WHERE ",
+            "WITH matched AS (SELECT id, consumer, topic, partition, record_offset, key, parked, delayed, replay_at, replays FROM {dead_letter} WHERE ",
             &self.names,
         ));
         filter.push::<D>(&mut sql);

@@ -49,7 +49,7 @@ impl<D: InboxStore> Processor<D> {
         for ((delivery, standing), fate) in batch.deliveries.iter().zip(&batch.standings).zip(fates)
         {
             let (status, calls) = match fate.settled {
-                Settled::Duplicate | Settled::Known => continue,
+                Settled::Duplicate | Settled::Known | Settled::Delayed => continue,
                 Settled::Effect => ("effect", 1),
                 Settled::DeadLetter => ("dead", 0),
                 Settled::Parked => ("parked", 0),

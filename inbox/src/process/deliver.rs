@@ -122,6 +122,7 @@ impl<D: InboxStore> Processor<D> {
                     first_failed_at: None,
                     error: "waits behind a blocked key",
                     parked: true,
+                    delay: None,
                 };
                 self.write_letter(tx, key, delivery, letter).await?;
                 fates.push(Fate::of(Settled::Parked));

@@ -85,7 +85,9 @@ impl<D: InboxStore> Processor<D> {
                 chain.commit(offsets, to);
                 chain.in_doubt = false;
                 drop(chain);
-                let gone = |s: &Settled| matches!(s, Settled::DeadLetter | Settled::Parked);
+                let gone = |s: &Settled| {
+                    matches!(s, Settled::DeadLetter | Settled::Parked | Settled::Delayed)
+                };
                 self.step(if handled && settled.iter().all(gone) {
                     Step::DeadLettered
                 } else {

@@ -97,6 +97,8 @@ pub(crate) enum Settled {
     DeadLetter,
     /// Mark, parked message and position.
     Parked,
+    /// Mark, delayed message and position.
+    Delayed,
 }
 
 /// What an own statement's error means: an outage or a stop.
@@ -159,7 +161,7 @@ fn timed_out(limit: Duration) -> sqlx::Error {
 }
 
 /// PostgreSQL's text holds no NUL; and an error text is for people.
-fn storable(text: &str) -> String {
+pub(crate) fn storable(text: &str) -> String {
     let mut text = text.replace('\0', "\u{fffd}");
     if text.len() > ERROR_LIMIT {
         let mut end = ERROR_LIMIT;

@@ -1,6 +1,6 @@
-//! Messages that failed: attempts are written down, dead letters and parked messages are written.
+//! Messages that failed: attempts are written down; dead letters, parked and delayed messages are written.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use oncebox_migrations::headers;
 use sqlx::Transaction;
@@ -17,19 +17,22 @@ use crate::lane::Batch;
 use crate::partition::Attempt;
 use crate::position::Key;
 use crate::retry::OnFailure;
-use crate::store::DeadLetter;
+use crate::store::{DeadLetter, delay_micros};
 
-/// What a dead letter says besides the message.
+/// What a letter says besides the message.
 #[derive(Clone, Copy)]
 pub(super) struct Letter<'a> {
     pub(super) attempts: u32,
     pub(super) first_failed_at: Option<i64>,
     pub(super) error: &'a str,
     pub(super) parked: bool,
+    /// It is tried again after so long.
+    pub(super) delay: Option<Duration>,
 }
 
 impl<D: InboxStore> Processor<D> {
-    /// Writes a message off: mark, dead letter and position in one transaction (G8). Or parks it and blocks its key.
+    /// Writes a message off: mark, dead letter and position in one transaction (G8). Or parks it and blocks its key, or puts it
+    /// aside for its next attempt.
     pub(crate) async fn bury(&self, key: &Key, term: &Term, batch: &Batch) -> Outcome {
         let outcome = self.try_bury(key, term, batch).await;
         outcome.unwrap_or_else(|outcome| *outcome)
@@ -78,6 +81,7 @@ impl<D: InboxStore> Processor<D> {
         let blocks = blocks.filter(|_| self.on_failure == OnFailure::BlockKey);
         let settled = match blocks {
             _ if !licensed => Settled::Duplicate,
+            _ if standing.aside.is_some() => Settled::Delayed,
             Some(_) => Settled::Parked,
             None => Settled::DeadLetter,
         };
@@ -92,6 +96,7 @@ impl<D: InboxStore> Processor<D> {
                 first_failed_at: standing.first_failed_at,
                 error: &standing.error,
                 parked: blocks.is_some(),
+                delay: standing.aside,
             };
             self.write_letter(tx, key, delivery, letter).await?;
         }
@@ -99,6 +104,67 @@ impl<D: InboxStore> Processor<D> {
             .await
             .map_err(cannot("write the record"))?;
         Ok(settled)
+    }
+
+    /// A delayed message failed for the last time: it is a dead letter now, as if it had failed in its lane. `false`: it is gone.
+    /// Without its content (damaged headers) it is neither published nor recorded.
+    pub(crate) async fn give_up(
+        &self,
+        key: &Key,
+        id: i64,
+        error: &str,
+        batch: Option<&Batch>,
+    ) -> Result<bool, Box<Outcome>> {
+        let begun = self.limited(D::begin(&self.pool, &self.statements)).await;
+        let mut tx = begun.map_err(cannot("begin a transaction"))?;
+        match self.try_give_up(&mut tx, key, id, error, batch).await {
+            Ok(true) => {}
+            Ok(false) => {
+                self.undo(tx).await;
+                return Ok(false);
+            }
+            Err(outcome) => {
+                self.undo(tx).await;
+                return Err(outcome);
+            }
+        }
+        self.commit(tx)
+            .await
+            .map_err(cannot("write a message off"))?;
+        Ok(true)
+    }
+
+    async fn try_give_up(
+        &self,
+        tx: &mut Transaction<'static, D>,
+        key: &Key,
+        id: i64,
+        error: &str,
+        batch: Option<&Batch>,
+    ) -> Result<bool, Box<Outcome>> {
+        let gone = D::give_up(tx, &self.statements, id, error);
+        if !self
+            .limited(gone)
+            .await
+            .map_err(cannot("write a message off"))?
+        {
+            return Ok(false);
+        }
+        let Some(batch) = batch else { return Ok(true) };
+        let standing = &batch.standings[0];
+        let letter = Letter {
+            attempts: standing.attempts,
+            first_failed_at: standing.first_failed_at,
+            error,
+            parked: false,
+            delay: None,
+        };
+        self.publish_letter(tx, key, &batch.deliveries[0], letter)
+            .await?;
+        self.keep_books(tx, key, batch, &[Fate::of(Settled::DeadLetter)])
+            .await
+            .map_err(cannot("write the record"))?;
+        Ok(true)
     }
 
     /// Writes down the attempts of a message, so that a restart or a rebalance goes on counting.
@@ -129,7 +195,7 @@ impl<D: InboxStore> Processor<D> {
         self.finish_own(tx, key, term).await
     }
 
-    /// Inserts a dead letter or a parked message.
+    /// Inserts a letter.
     pub(super) async fn write_letter(
         &self,
         tx: &mut Transaction<'static, D>,
@@ -153,6 +219,7 @@ impl<D: InboxStore> Processor<D> {
             parked: letter.parked,
             timestamp_ms: delivery.timestamp_ms,
             first_failed_at: letter.first_failed_at,
+            delay_micros: letter.delay.map(delay_micros),
         };
         let statements = &self.statements;
         if self
@@ -177,7 +244,7 @@ impl<D: InboxStore> Processor<D> {
         ))
     }
 
-    /// The dead letter as a message, where there is a topic for them. What is parked waits, and is not dead.
+    /// The dead letter as a message, where there is a topic for them. What is parked or delayed waits, and is not dead.
     async fn publish_letter(
         &self,
         tx: &mut Transaction<'static, D>,
@@ -185,7 +252,8 @@ impl<D: InboxStore> Processor<D> {
         delivery: &Delivery,
         letter: Letter<'_>,
     ) -> Result<(), Box<Outcome>> {
-        let Some(topic) = self.dead_topic.as_ref().filter(|_| !letter.parked) else {
+        let waits = letter.parked || letter.delay.is_some();
+        let Some(topic) = self.dead_topic.as_ref().filter(|_| !waits) else {
             return Ok(());
         };
         let cause = Cause {

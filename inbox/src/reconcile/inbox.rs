@@ -20,8 +20,8 @@ const ATTEMPTS: &str = "SELECT message_id FROM {attempt} WHERE ";
 const MARKS_PAGE: &str = "SELECT message_id, {seen_at} FROM {inbox} WHERE ";
 const RECORDS_PAGE: &str = "SELECT message_id, {settled_at} FROM {record} WHERE ";
 const TOPICS: &str = "SELECT DISTINCT message_id, topic FROM {record} WHERE ";
-const GROUPS: &str = "SELECT topic, count(*) FILTER (WHERE NOT parked), count(*) FILTER (WHERE parked), \
-    count(*) FILTER (WHERE replay_at < {late}), {oldest} FROM {dead_letter} WHERE ";
+const GROUPS: &str = "SELECT topic, count(*) FILTER (WHERE NOT parked AND NOT delayed), count(*) FILTER (WHERE parked), \
+    count(*) FILTER (WHERE replay_at < {late}), {oldest} FROM {dead_letter} WHERE (NOT delayed OR replay_at < {late}) AND ";
 const QUIET: &str = "SELECT topic, partition, next, {updated_at} FROM {position} WHERE ";
 const BREAKERS: &str = "SELECT topic, failures, error, {tripped_at} FROM {breaker} WHERE ";
 

@@ -136,7 +136,7 @@ pub struct Letters {
     pub dead: u64,
     /// Parked behind a blocked key.
     pub parked: u64,
-    /// Ordered to be replayed, and not replayed though it is time: no consumer is running, or it is behind.
+    /// Ordered to be replayed, or delayed, and not handled though it is time: no consumer is running, or it is behind.
     pub overdue: u64,
     /// When the first failed (last).
     pub oldest: OffsetDateTime,

@@ -6,7 +6,7 @@ use oncebox_migrations::Names;
 use sqlx::Pool;
 use uuid::Uuid;
 
-use super::{DeadLetter, Recorded};
+use super::{DeadLetter, Letter, Recorded};
 use crate::InboxStore;
 use crate::operator::testing;
 use crate::partition::Attempt;
@@ -38,6 +38,7 @@ async fn conforms<D: InboxStore>(pool: &Pool<D>) {
     savepoints(pool, statements).await;
     sweeps(pool, statements).await;
     replays(pool, statements).await;
+    delayed_letters(pool, statements).await;
 }
 
 async fn mark<D: InboxStore>(
@@ -248,6 +249,7 @@ async fn replays<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
             parked: true,
             timestamp_ms: None,
             first_failed_at: None,
+            delay_micros: None,
         };
         assert!(
             D::bury(&mut conn, statements, &here, &letter)
@@ -266,10 +268,6 @@ async fn replays<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
         .await
         .unwrap()
         .unwrap();
-    assert_eq!(
-        D::count_replay(&mut conn, statements, first).await.unwrap(),
-        None
-    );
     assert!(!D::take_letter(&mut conn, statements, first).await.unwrap());
     // An order for the first one.
     D::release_next(&mut conn, statements, &here, b"k")
@@ -280,10 +278,11 @@ async fn replays<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
         .unwrap()
         .unwrap();
     assert_eq!((due.id, due.offset, due.parked), (first, 7, true));
-    assert_eq!(
-        D::count_replay(&mut conn, statements, first).await.unwrap(),
-        Some(1)
-    );
+    let mut counts = Vec::new();
+    for _ in 0..2 {
+        counts.push(D::count_replay(&mut conn, statements, &due).await.unwrap());
+    }
+    assert_eq!(counts, [true, false], "one of those that have read it");
     D::refuse_replay(&mut conn, statements, &here, &due, "again")
         .await
         .unwrap();
@@ -291,6 +290,9 @@ async fn replays<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
         .await
         .unwrap();
     assert!(again.is_none(), "the order is taken back");
+    let due = Letter { replays: 1, ..due };
+    let counted = D::count_replay(&mut conn, statements, &due).await.unwrap();
+    assert!(!counted, "without an order");
     D::release_next(&mut conn, statements, &here, b"k")
         .await
         .unwrap();
@@ -324,6 +326,78 @@ async fn replays<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
         .await
         .unwrap();
     assert!(blocked.is_empty(), "the key is free with the last one");
+}
+
+async fn delayed_letters<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
+    let here = key("delayed", 0);
+    let mut conn = pool.acquire().await.unwrap();
+    let mut letter = DeadLetter {
+        message_id: Uuid::now_v7(),
+        offset: 7,
+        key: None,
+        payload: Some(b"payload"),
+        headers: &[],
+        error: "no",
+        attempts: 3,
+        parked: false,
+        timestamp_ms: None,
+        first_failed_at: Some(1_700_000_000_000_000),
+        delay_micros: Some(3_600_000_000),
+    };
+    let later = D::bury(&mut conn, statements, &here, &letter);
+    assert!(later.await.unwrap());
+    (letter.offset, letter.delay_micros) = (8, Some(0));
+    let now = D::bury(&mut conn, statements, &here, &letter);
+    assert!(now.await.unwrap());
+    let due = D::due_letter(&mut conn, statements, "delayed")
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!((due.offset, due.delayed, due.attempts), (8, true, 3));
+    assert_eq!((&*due.error, due.replays), ("no", 0));
+    assert_eq!(due.first_failed_at, letter.first_failed_at);
+    D::pause(&mut conn, statements, "delayed", "orders", "")
+        .await
+        .unwrap();
+    let held = D::due_letter(&mut conn, statements, "delayed")
+        .await
+        .unwrap();
+    assert!(held.is_none(), "its topic is paused");
+    D::unpause(&mut conn, statements, "delayed", "orders")
+        .await
+        .unwrap();
+    let hour = Duration::from_secs(3_600);
+    for (delay, expected) in [(hour, None), (Duration::ZERO, Some(5))] {
+        let again = D::delay_again(&mut conn, statements, due.id, delay, "again");
+        assert!(again.await.unwrap());
+        let due = D::due_letter(&mut conn, statements, "delayed")
+            .await
+            .unwrap();
+        assert_eq!(due.map(|letter| letter.attempts), expected);
+    }
+    let depths = async |conn: &mut D::Connection| {
+        let depths = D::depths(conn, statements, "delayed").await.unwrap();
+        let depths = depths.into_iter().map(|d| (d.kind, d.letters, d.oldest));
+        depths.collect::<Vec<_>>()
+    };
+    let counted = depths(&mut conn).await;
+    assert!(
+        matches!(&counted[..], [(kind, 2, 0..60_000_000)] if kind == "delayed"),
+        "{counted:?}"
+    );
+    for expected in [true, false] {
+        let done = D::give_up(&mut conn, statements, due.id, "never");
+        assert_eq!(done.await.unwrap(), expected, "once");
+    }
+    let again = D::delay_again(&mut conn, statements, due.id, hour, "again");
+    assert!(!again.await.unwrap(), "it is a dead letter");
+    let due = D::due_letter(&mut conn, statements, "delayed")
+        .await
+        .unwrap();
+    assert!(due.is_none(), "and nobody has ordered it");
+    let kinds = depths(&mut conn).await.into_iter().map(|d| (d.0, d.1));
+    let expected = [("dead".to_owned(), 1), ("delayed".to_owned(), 1)];
+    assert_eq!(kinds.collect::<Vec<_>>(), expected);
 }
 
 async fn savepoints<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
@@ -472,6 +546,7 @@ async fn letters<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
         parked: false,
         timestamp_ms: Some(1_700_000_000_000),
         first_failed_at: Some(1_700_000_000_000_000),
+        delay_micros: None,
     };
     let mut tx = D::begin(pool, statements).await.unwrap();
     assert_eq!(D::buried(&mut tx, statements, &key, 8).await.unwrap(), None);

@@ -24,12 +24,13 @@ use sqlx::{AssertSqlSafe, Pool, Transaction};
 use uuid::Uuid;
 
 use crate::InboxStore;
+use crate::depth::Depth;
 use crate::error::Error;
 use crate::inbox::check_consumer;
 use crate::partition::Attempt;
 use crate::position::{Key, Known, Row};
 
-pub(crate) use rows::{DeadLetter, Letter, Recorded};
+pub(crate) use rows::{DeadLetter, Letter, Recorded, delay_micros};
 pub(crate) use statements::Statements;
 pub(crate) use statements::tables;
 
@@ -164,19 +165,27 @@ pub trait Store: sqlx::Database {
         from: i64,
     ) -> impl Future<Output = Result<BTreeMap<i64, Attempt>, sqlx::Error>> + Send;
 
-    /// The next letter whose replay is ordered and due.
+    /// The next letter whose replay is ordered and due, or which is delayed and due while its topic is not paused.
     fn due_letter(
         conn: &mut Self::Connection,
         statements: &Statements,
         consumer: &str,
     ) -> impl Future<Output = Result<Option<Letter>, sqlx::Error>> + Send;
 
-    /// Counts a replay before it begins. `None`: there is no letter or no order any more.
+    /// How many letters a consumer has, by topic and kind.
+    fn depths(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        consumer: &str,
+    ) -> impl Future<Output = Result<Vec<Depth>, sqlx::Error>> + Send;
+
+    /// Counts a replay before it begins. `false`: there is no letter or no order any more, or somebody else has counted since it was
+    /// read.
     fn count_replay(
         conn: &mut Self::Connection,
         statements: &Statements,
-        id: i64,
-    ) -> impl Future<Output = Result<Option<i32>, sqlx::Error>> + Send;
+        letter: &Letter,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
     /// Deletes a letter whose replay is ordered: the licence to handle it. `false`: somebody else has it.
     fn take_letter(
@@ -209,6 +218,23 @@ pub trait Store: sqlx::Database {
         letter: &Letter,
         error: &str,
     ) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
+
+    /// Says when a delayed letter is tried again after it failed once more. `false`: it is not there any more, or not delayed.
+    fn delay_again(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        id: i64,
+        delay: Duration,
+        error: &str,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
+
+    /// Makes a delayed letter that failed for the last time a dead one. `false`: as [`Store::delay_again`].
+    fn give_up(
+        conn: &mut Self::Connection,
+        statements: &Statements,
+        id: i64,
+        error: &str,
+    ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
     /// Writes rows of the record.
     fn record(

@@ -30,8 +30,9 @@ const SQL: Templates = Templates {
           seq = greatest(p.seq + 1, excluded.seq), owner = excluded.owner, updated_at = now()",
     bury: "INSERT INTO {dead_letter} \
            (consumer, message_id, topic, partition, record_offset, key, payload, headers, error, attempts, parked, \
-           record_timestamp, first_failed_at) \
-           VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, 'epoch'::timestamptz + $13 * interval '1 microsecond') \
+           record_timestamp, first_failed_at, delayed, replay_at) \
+           VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, 'epoch'::timestamptz + $13 * interval '1 microsecond', \
+           $14::bigint IS NOT NULL, clock_timestamp() + $14 * interval '1 microsecond') \
            ON CONFLICT DO NOTHING",
     buried: "SELECT message_id FROM {dead_letter} \
              WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset = $4",
@@ -68,11 +69,16 @@ const SQL: Templates = Templates {
     unpause: "DELETE FROM {inbox_paused} WHERE consumer = $1 AND topic = $2",
     paused: "SELECT topic, reason, (extract(epoch FROM paused_at) * 1000000)::bigint FROM {inbox_paused} WHERE consumer = $1 ORDER BY topic",
     due_letter: "SELECT id, message_id, topic, partition, record_offset, key, payload, headers, attempts, parked, \
-                 record_timestamp FROM {dead_letter} AS d WHERE consumer = $1 AND replay_at <= clock_timestamp() \
+                 record_timestamp, delayed, error, (extract(epoch FROM first_failed_at) * 1000000)::bigint, replays \
+                 FROM {dead_letter} AS d WHERE consumer = $1 AND replay_at <= clock_timestamp() \
+                 AND NOT (delayed AND EXISTS (SELECT 1 FROM {inbox_paused} AS p WHERE p.consumer = d.consumer AND p.topic = d.topic)) \
                  AND NOT (parked AND EXISTS (SELECT 1 FROM {dead_letter} AS e WHERE e.consumer = d.consumer AND e.topic = d.topic \
                  AND e.key = d.key AND e.parked AND (e.partition, e.record_offset) < (d.partition, d.record_offset))) \
                  ORDER BY replay_at, id LIMIT 1 FOR UPDATE SKIP LOCKED",
-    count_replay: "UPDATE {dead_letter} SET replays = replays + 1 WHERE id = $1 AND replay_at IS NOT NULL RETURNING replays",
+    depths: "SELECT topic, CASE WHEN parked THEN 'parked' WHEN delayed THEN 'delayed' ELSE 'dead' END AS kind, count(*), \
+             greatest(0, (extract(epoch FROM clock_timestamp() - min(failed_at)) * 1000000)::bigint) \
+             FROM {dead_letter} WHERE consumer = $1 GROUP BY topic, kind ORDER BY topic, kind",
+    count_replay: "UPDATE {dead_letter} SET replays = replays + 1 WHERE id = $1 AND replays = $2 AND replay_at IS NOT NULL",
     take_letter: "DELETE FROM {dead_letter} WHERE id = $1 AND replay_at IS NOT NULL",
     first_parked: "SELECT id FROM {dead_letter} WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked \
                    ORDER BY partition, record_offset LIMIT 1",
@@ -82,6 +88,9 @@ const SQL: Templates = Templates {
     unblock: "DELETE FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = $3",
     refuse_letter: "UPDATE {dead_letter} SET replay_at = NULL, error = $2, attempts = attempts + 1 \
                     WHERE id = $1 AND replay_at IS NOT NULL",
+    delay_again: "UPDATE {dead_letter} SET replay_at = clock_timestamp() + $2 * interval '1 microsecond', error = $3, \
+                  attempts = attempts + 1 WHERE id = $1 AND delayed",
+    give_up: "UPDATE {dead_letter} SET replay_at = NULL, delayed = false, error = $2, attempts = attempts + 1 WHERE id = $1 AND delayed",
     refuse_key: "UPDATE {dead_letter} SET replay_at = NULL WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked",
     // Through the table by its pages: no index, no scan that begins at deleted rows, and each chunk costs the same.
     sweep: "WITH gone AS (DELETE FROM {inbox} WHERE ctid >= format('(%s,0)', $3)::tid AND ctid < format('(%s,0)', $3 + 256)::tid \

@@ -30,9 +30,11 @@ pub struct DeadLetter<'a> {
     pub timestamp_ms: Option<i64>,
     /// Microseconds since the Unix epoch.
     pub first_failed_at: Option<i64>,
+    /// It is tried again after so many microseconds, instead of being given up.
+    pub delay_micros: Option<i64>,
 }
 
-/// A dead letter or a parked message, as it is read for a replay.
+/// A letter as it is read for another attempt.
 #[derive(Clone, Debug)]
 pub struct Letter {
     /// Its row.
@@ -57,6 +59,14 @@ pub struct Letter {
     pub parked: bool,
     /// Kafka's timestamp of the record, milliseconds.
     pub timestamp_ms: Option<i64>,
+    /// Its consumer tries it again by itself, until no attempt is left.
+    pub delayed: bool,
+    /// Why it failed last.
+    pub error: String,
+    /// Microseconds since the Unix epoch.
+    pub first_failed_at: Option<i64>,
+    /// How often that has begun.
+    pub replays: i32,
 }
 
 /// A row of the record of what was consumed.
@@ -78,6 +88,11 @@ pub struct Recorded<'a> {
     pub duration_us: i64,
     /// Why it failed.
     pub error: Option<&'a str>,
+}
+
+/// A delay as the statements take it.
+pub(crate) fn delay_micros(delay: Duration) -> i64 {
+    i64::try_from(delay.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// Reads `record_offset, message_id, attempts, error, first_at, wait` (both in microseconds).

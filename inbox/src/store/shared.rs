@@ -108,7 +108,7 @@ macro_rules! implement_statements {
                 .bind(i32::try_from(attempt.attempts).unwrap_or(i32::MAX))
                 .bind(&attempt.error)
                 .bind(attempt.first_failed_at)
-                .bind(i64::try_from(attempt.wait.as_micros()).unwrap_or(i64::MAX))
+                .bind($crate::store::rows::delay_micros(attempt.wait))
                 .execute(conn)
                 .await
                 .map(drop)
@@ -150,19 +150,46 @@ macro_rules! implement_statements {
                 attempts: row.try_get(8)?,
                 parked: row.try_get(9)?,
                 timestamp_ms: row.try_get(10)?,
+                delayed: row.try_get(11)?,
+                error: row.try_get(12)?,
+                first_failed_at: row.try_get(13)?,
+                replays: row.try_get(14)?,
             }))
+        }
+
+        async fn depths(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            consumer: &str,
+        ) -> Result<Vec<$crate::depth::Depth>, sqlx::Error> {
+            let rows = $crate::store::shared::sql::<$db>(&statements.depths)
+                .bind(consumer)
+                .fetch_all(conn)
+                .await?;
+            use sqlx::Row as _;
+            rows.iter()
+                .map(|row| {
+                    Ok($crate::depth::Depth {
+                        topic: row.try_get(0)?,
+                        kind: row.try_get(1)?,
+                        letters: row.try_get(2)?,
+                        oldest: row.try_get(3)?,
+                    })
+                })
+                .collect()
         }
 
         async fn count_replay(
             conn: &mut Self::Connection,
             statements: &Statements,
-            id: i64,
-        ) -> Result<Option<i32>, sqlx::Error> {
-            let row = $crate::store::shared::sql::<$db>(&statements.count_replay)
-                .bind(id)
-                .fetch_optional(conn)
+            letter: &$crate::store::Letter,
+        ) -> Result<bool, sqlx::Error> {
+            let done = $crate::store::shared::sql::<$db>(&statements.count_replay)
+                .bind(letter.id)
+                .bind(letter.replays)
+                .execute(conn)
                 .await?;
-            row.map(|row| sqlx::Row::try_get(&row, 0)).transpose()
+            Ok(done.rows_affected() == 1)
         }
 
         async fn take_letter(
@@ -241,6 +268,36 @@ macro_rules! implement_statements {
                 .execute(conn)
                 .await
                 .map(drop)
+        }
+
+        async fn delay_again(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            id: i64,
+            delay: std::time::Duration,
+            error: &str,
+        ) -> Result<bool, sqlx::Error> {
+            let done = $crate::store::shared::sql::<$db>(&statements.delay_again)
+                .bind(id)
+                .bind($crate::store::rows::delay_micros(delay))
+                .bind(error)
+                .execute(conn)
+                .await?;
+            Ok(done.rows_affected() == 1)
+        }
+
+        async fn give_up(
+            conn: &mut Self::Connection,
+            statements: &Statements,
+            id: i64,
+            error: &str,
+        ) -> Result<bool, sqlx::Error> {
+            let done = $crate::store::shared::sql::<$db>(&statements.give_up)
+                .bind(id)
+                .bind(error)
+                .execute(conn)
+                .await?;
+            Ok(done.rows_affected() == 1)
         }
 
         async fn forget_below(
@@ -439,6 +496,7 @@ macro_rules! implement_statements {
                 .bind(letter.parked)
                 .bind(letter.timestamp_ms)
                 .bind(letter.first_failed_at)
+                .bind(letter.delay_micros)
                 .execute(conn)
                 .await?;
             Ok(done.rows_affected() == 1)

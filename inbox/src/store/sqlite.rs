@@ -36,8 +36,9 @@ const SQL: Templates = Templates {
           updated_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000",
     bury: "INSERT INTO {dead_letter} \
            (consumer, message_id, topic, partition, record_offset, key, payload, headers, error, attempts, parked, \
-           record_timestamp, first_failed_at) \
-           VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) ON CONFLICT DO NOTHING",
+           record_timestamp, first_failed_at, delayed, replay_at) \
+           VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14 IS NOT NULL, \
+           CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 + $14) ON CONFLICT DO NOTHING",
     buried: "SELECT message_id FROM {dead_letter} \
              WHERE consumer = $1 AND topic = $2 AND partition = $3 AND record_offset = $4",
     block: "INSERT INTO {blocked_key} AS b (consumer, topic, key, reason) VALUES ($1, $2, $3, $4) \
@@ -69,11 +70,15 @@ const SQL: Templates = Templates {
     unpause: "DELETE FROM {inbox_paused} WHERE consumer = $1 AND topic = $2",
     paused: "SELECT topic, reason, paused_at FROM {inbox_paused} WHERE consumer = $1 ORDER BY topic",
     due_letter: "SELECT id, message_id, topic, partition, record_offset, key, payload, headers, attempts, parked, \
-                 record_timestamp FROM {dead_letter} AS d WHERE consumer = $1 AND replay_at <= CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 \
+                 record_timestamp, delayed, error, first_failed_at, replays FROM {dead_letter} AS d WHERE consumer = $1 AND replay_at <= CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 \
+                 AND NOT (delayed AND EXISTS (SELECT 1 FROM {inbox_paused} AS p WHERE p.consumer = d.consumer AND p.topic = d.topic)) \
                  AND NOT (parked AND EXISTS (SELECT 1 FROM {dead_letter} AS e WHERE e.consumer = d.consumer AND e.topic = d.topic \
                  AND e.key = d.key AND e.parked AND (e.partition, e.record_offset) < (d.partition, d.record_offset))) \
                  ORDER BY replay_at, id LIMIT 1",
-    count_replay: "UPDATE {dead_letter} SET replays = replays + 1 WHERE id = $1 AND replay_at IS NOT NULL RETURNING replays",
+    depths: "SELECT topic, CASE WHEN parked THEN 'parked' WHEN delayed THEN 'delayed' ELSE 'dead' END AS kind, count(*), \
+             max(0, CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 - min(failed_at)) \
+             FROM {dead_letter} WHERE consumer = $1 GROUP BY topic, kind ORDER BY topic, kind",
+    count_replay: "UPDATE {dead_letter} SET replays = replays + 1 WHERE id = $1 AND replays = $2 AND replay_at IS NOT NULL",
     take_letter: "DELETE FROM {dead_letter} WHERE id = $1 AND replay_at IS NOT NULL",
     first_parked: "SELECT id FROM {dead_letter} WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked \
                    ORDER BY partition, record_offset LIMIT 1",
@@ -83,6 +88,9 @@ const SQL: Templates = Templates {
     unblock: "DELETE FROM {blocked_key} WHERE consumer = $1 AND topic = $2 AND key = $3",
     refuse_letter: "UPDATE {dead_letter} SET replay_at = NULL, error = $2, attempts = attempts + 1 \
                     WHERE id = $1 AND replay_at IS NOT NULL",
+    delay_again: "UPDATE {dead_letter} SET replay_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 + $2, error = $3, \
+                  attempts = attempts + 1 WHERE id = $1 AND delayed",
+    give_up: "UPDATE {dead_letter} SET replay_at = NULL, delayed = false, error = $2, attempts = attempts + 1 WHERE id = $1 AND delayed",
     refuse_key: "UPDATE {dead_letter} SET replay_at = NULL WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked",
     sweep: "DELETE FROM {inbox} WHERE consumer = $1 AND message_id IN (SELECT message_id FROM {inbox} WHERE consumer = $1 \
             AND seen_at < CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 - $2 * 1000000 \

@@ -65,6 +65,7 @@ statements! {
     pause,
     unpause,
     paused,
+    depths,
     due_letter,
     count_replay,
     take_letter,
@@ -72,6 +73,8 @@ statements! {
     release_next,
     unblock,
     refuse_letter,
+    delay_again,
+    give_up,
     refuse_key,
     sweep,
 }

@@ -21,7 +21,7 @@ use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use self::job::{Ended, Job, Report};
-use self::pump::{Command, Event, Happened, Pump};
+use self::pump::{Bundle, Command, Happened, Pump};
 
 use crate::InboxStore;
 use crate::breaker::Breaker;
@@ -35,14 +35,15 @@ use crate::partition::{Failed, Limits, Partition, Received, Work};
 use crate::pause;
 use crate::position::{Key, Loss, Verdict, judge};
 use crate::process::{Outcome, Processor, Settled};
+use crate::replay::Desk;
 use crate::retry::RetryPolicy;
 use crate::stats::{Duplicate, Stats, TopicCounters};
 use crate::step::Step;
 
 /// Longest time without a look around.
 const TICK: Duration = Duration::from_millis(100);
-/// Events that may wait between the thread and the task, and those that are taken in one turn.
-const EVENTS: usize = 256;
+/// Bundles of events that may wait between the thread and the task.
+const BUNDLES: usize = 2;
 
 /// What the worker was told by the builder.
 #[derive(Clone, Debug)]
@@ -78,7 +79,7 @@ pub(crate) struct Worker<D: InboxStore> {
     slots: BTreeMap<Id, Slot>,
     jobs: JoinSet<Report>,
     commands: blocking::Sender<Command>,
-    events: mpsc::Receiver<Event>,
+    events: mpsc::Receiver<Bundle>,
     full: Arc<AtomicBool>,
     /// Number of the last assignment that Kafka was told.
     assignment: u64,
@@ -100,7 +101,7 @@ pub(crate) async fn work<D: InboxStore, F: Feed + Send + 'static>(
     stats: Stats,
 ) -> Result<(), Error> {
     let (commands, told) = blocking::channel();
-    let (events, happened) = mpsc::channel(EVENTS);
+    let (events, happened) = mpsc::channel(BUNDLES);
     let full = Arc::new(AtomicBool::new(false));
     let pump = Pump {
         feed,
@@ -119,7 +120,7 @@ pub(crate) async fn work<D: InboxStore, F: Feed + Send + 'static>(
         .map_err(|_| Error::Thread)?;
     let processor = Arc::new(processor);
     let (seen, held) = watch::channel(None);
-    let chores = chores(&processor, &settings, seen, &shutdown);
+    let chores = chores(&processor, &settings, &stats, seen, &shutdown);
     let worker = Worker {
         breaker: Breaker::new(settings.breaker),
         processor,
@@ -145,10 +146,12 @@ pub(crate) async fn work<D: InboxStore, F: Feed + Send + 'static>(
     result.and(left.map_err(|_| Error::Thread))
 }
 
-/// What is done beside the partitions: a look at what is paused, ordered replays, and the clean-up of the marks.
+/// What is done beside the partitions: a look at what is paused, replays and delayed attempts, a count of the
+/// letters, and the clean-up of the marks.
 fn chores<D: InboxStore>(
     processor: &Arc<Processor<D>>,
     settings: &Settings,
+    stats: &Stats,
     paused: watch::Sender<pause::Topics>,
     shutdown: &CancellationToken,
 ) -> JoinSet<()> {
@@ -156,8 +159,15 @@ fn chores<D: InboxStore>(
     let consumer = &settings.consumer;
     let watch = Arc::clone(processor).watch_pauses(Arc::clone(consumer), paused, shutdown.clone());
     chores.spawn(watch);
-    let replay = Arc::clone(processor).replay_orders(Arc::clone(consumer), shutdown.clone());
-    chores.spawn(replay);
+    let desk = Desk {
+        processor: Arc::clone(processor),
+        consumer: Arc::clone(consumer),
+        policy: settings.retry,
+        stats: stats.clone(),
+    };
+    chores.spawn(desk.work(shutdown.clone()));
+    let count = Arc::clone(processor).count_letters(Arc::clone(consumer), shutdown.clone());
+    chores.spawn(count);
     if let Some(window) = settings.window {
         let processor = Arc::clone(processor);
         chores.spawn(processor.sweep_marks(Arc::clone(consumer), window, shutdown.clone()));
@@ -175,7 +185,7 @@ impl<D: InboxStore> Worker<D> {
         while !self.jobs.is_empty() {
             tokio::select! {
                 Some(ended) = self.jobs.join_next() => self.on_ended(ended).await?,
-                event = self.events.recv() => self.on_event(event)?,
+                bundle = self.events.recv() => self.on_bundle(bundle)?,
                 () = tokio::time::sleep_until(deadline) => break,
             }
         }
@@ -188,16 +198,12 @@ impl<D: InboxStore> Worker<D> {
     async fn turn(&mut self) -> Result<(), Error> {
         let wait = self.until_something_is_due(Instant::now());
         tokio::select! {
-            event = self.events.recv() => self.on_event(event)?,
-            Some(ended) = self.jobs.join_next() => self.on_ended(ended).await?,
-            () = tokio::time::sleep(wait) => {}
+            // A lane that is free again comes before messages that would only wait behind others.
+            biased;
             () = self.shutdown.cancelled() => return Ok(()),
-        }
-        for _ in 0..EVENTS {
-            let Ok(event) = self.events.try_recv() else {
-                break;
-            };
-            self.on_event(Some(event))?;
+            Some(ended) = self.jobs.join_next() => self.on_ended(ended).await?,
+            bundle = self.events.recv() => self.on_bundle(bundle)?,
+            () = tokio::time::sleep(wait) => {}
         }
         while let Some(ended) = self.jobs.try_join_next() {
             self.on_ended(ended).await?;
@@ -354,10 +360,14 @@ impl<D: InboxStore> Worker<D> {
         }
     }
 
-    fn on_event(&mut self, event: Option<Event>) -> Result<(), Error> {
-        let Some((assignment, happened)) = event else {
-            return Err(Error::Thread);
-        };
+    fn on_bundle(&mut self, bundle: Option<Bundle>) -> Result<(), Error> {
+        let (assignment, bundle) = bundle.ok_or(Error::Thread)?;
+        bundle
+            .into_iter()
+            .try_for_each(|happened| self.on_event(assignment, happened))
+    }
+
+    fn on_event(&mut self, assignment: u64, happened: Happened) -> Result<(), Error> {
         match happened {
             Happened::NotAssigned(e) => {
                 self.reassign = true;
@@ -531,6 +541,10 @@ impl<D: InboxStore> Worker<D> {
                     }
                     Failed::Again => {
                         tracing::debug!(topic = %id.0, partition = id.1, error = %text, "handler failed, will be called again");
+                        self.counters(&id.0).retries(1);
+                    }
+                    Failed::Aside => {
+                        tracing::debug!(topic = %id.0, partition = id.1, error = %text, "handler failed, message goes aside");
                         self.counters(&id.0).retries(1);
                     }
                     Failed::GivenUp => {

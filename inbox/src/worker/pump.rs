@@ -18,6 +18,8 @@ const POLL: Duration = Duration::from_millis(10);
 /// How long it waits while enough messages wait. Shorter than a transaction: a lane that has nothing to do any more because the
 /// thread sleeps is slower than a thread that looks once too often.
 const FULL: Duration = Duration::from_millis(1);
+/// Most events in a bundle. Each bundle wakes the task, and commands wait for the end of one.
+const BUNDLE: usize = 128;
 /// How often stored offsets go to Kafka.
 const COMMIT_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -35,8 +37,8 @@ pub(crate) enum Command {
     Facts(Id, oneshot::Sender<Result<Option<Facts>, Error>>),
 }
 
-/// What the thread reports: the number of the assignment it belongs to, and what happened.
-pub(crate) type Event = (u64, Happened);
+/// What the thread reports: the number of the assignment it belongs to, and what happened, in its order.
+pub(crate) type Bundle = (u64, Vec<Happened>);
 
 pub(crate) enum Happened {
     Kafka(ConsumerEvent),
@@ -47,7 +49,7 @@ pub(crate) enum Happened {
 pub(crate) struct Pump<F: Feed> {
     pub(crate) feed: F,
     pub(crate) commands: Receiver<Command>,
-    pub(crate) events: mpsc::Sender<Event>,
+    pub(crate) events: mpsc::Sender<Bundle>,
     /// Set while enough messages wait: what librdkafka has fetched ahead stays where it is.
     pub(crate) full: Arc<AtomicBool>,
     pub(crate) on_step: Option<StepHook>,
@@ -79,7 +81,7 @@ impl<F: Feed> Pump<F> {
             let asked = matches!(command, Some(Command::Facts(..)));
             if let Some(command) = command {
                 if let Err(e) = self.obey(command, &mut assignment, &mut stored) {
-                    let report = Happened::NotAssigned(e);
+                    let report = vec![Happened::NotAssigned(e)];
                     if self.events.blocking_send((assignment, report)).is_err() {
                         break;
                     }
@@ -101,12 +103,8 @@ impl<F: Feed> Pump<F> {
             if full {
                 continue;
             }
-            if let Some(event) = self.feed.poll(POLL)
-                && self
-                    .events
-                    .blocking_send((assignment, Happened::Kafka(event)))
-                    .is_err()
-            {
+            let bundle = self.poll();
+            if !bundle.is_empty() && self.events.blocking_send((assignment, bundle)).is_err() {
                 break;
             }
         }
@@ -118,6 +116,19 @@ impl<F: Feed> Pump<F> {
         }
         self.store(&mut stored);
         self.feed.close();
+    }
+
+    /// Waits for an event, and takes what has been fetched with it.
+    fn poll(&mut self) -> Vec<Happened> {
+        let mut bundle = Vec::new();
+        let mut wait = POLL;
+        while bundle.len() < BUNDLE
+            && let Some(event) = self.feed.poll(wait)
+        {
+            bundle.push(Happened::Kafka(event));
+            wait = Duration::ZERO;
+        }
+        bundle
     }
 
     fn obey(

@@ -12,6 +12,7 @@ mod poison;
 mod rebalance;
 mod resume;
 mod scene;
+mod soak;
 mod sqlite;
 mod startup;
 mod topics;

@@ -1,6 +1,10 @@
 //! A poison message is neither dropped nor a wall (G8).
 
-use oncebox_inbox::HandlerError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+use oncebox_inbox::{HandlerError, RetryPolicy};
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -94,6 +98,50 @@ async fn g8_poison_goes_to_the_dead_letters_and_the_partition_goes_on() {
     ]) {
         assert!(error.contains(part), "{error}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g8_a_delayed_message_holds_nobody_and_has_its_effect_once() {
+    let Some(scene) = Scene::new(1).await else {
+        return;
+    };
+    scene.publish_numbers(0..20).await;
+    let repaired = Arc::new(AtomicBool::new(false));
+    let start = || {
+        let repaired = Arc::clone(&repaired);
+        let policy = RetryPolicy {
+            attempts: 1_000,
+            initial: Duration::from_millis(500),
+            max: Duration::from_millis(500),
+            fast: 0,
+        };
+        let inbox = scene.inbox().batch(5).retry(policy).delayed_retries(true);
+        Running::new(inbox.handle(move |tx, delivery| {
+            let broken = !repaired.load(SeqCst) && delivery.offset % 4 == 0;
+            Box::pin(async move {
+                effect(tx, delivery).await?;
+                if broken {
+                    return Err(HandlerError::retriable("not yet\0"));
+                }
+                Ok(())
+            })
+        }))
+    };
+    // Both look for what is due.
+    let (one, two) = (start(), start());
+    scene.effects_reach(15).await;
+    let delayed = "SELECT count(*) FROM oncebox_dead_letter WHERE delayed AND attempts > 1";
+    until(async || scene.count(delayed).await == 5).await;
+    repaired.store(true, SeqCst);
+    let letters = "SELECT count(*) FROM oncebox_dead_letter";
+    until(async || scene.count(letters).await == 0).await;
+    for running in [one, two] {
+        running.stop().await.unwrap();
+    }
+    let mut effects = scene.effects().await;
+    effects.sort_by_key(|n| n.parse::<i32>().unwrap());
+    let expected: Vec<String> = (0..20).map(|n| n.to_string()).collect();
+    assert_eq!(effects, expected);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

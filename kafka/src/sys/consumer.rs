@@ -76,8 +76,12 @@ impl ConsumerClient {
             ("group.protocol", "classic".to_owned()),
             ("partition.assignment.strategy", "range".to_owned()),
         ];
-        // librdkafka would fetch 64 MiB of each partition ahead.
-        let defaults = [("queued.max.messages.kbytes", "4096".to_owned())];
+        // librdkafka would fetch 100 000 messages or 64 MiB of each partition ahead, whichever comes first, and
+        // keeps some 250 bytes besides for each.
+        let defaults = [
+            ("queued.min.messages", "10000".to_owned()),
+            ("queued.max.messages.kbytes", "4096".to_owned()),
+        ];
         let client = Client::create(
             config,
             Role::Consumer,

@@ -1,8 +1,11 @@
 -- Failed messages of a consumer: persisted attempts, blocked keys, replay of dead letters, and the record of what was consumed.
 
--- A letter is dead (given up), or parked: it waits, with every later message of its key, until an operator releases it.
--- replay_at is an operator's order, carried out by the consumer, not before that time; replays counts those in vain.
+-- A letter is dead (given up); parked: it waits, with every later message of its key, until an operator releases it; or delayed: it
+-- failed, has attempts left, and its consumer tries it again by itself, where order does not matter.
+-- replay_at is the next attempt of a delayed letter; of the others an operator's order. The consumer carries both out, not before that
+-- time; replays counts the times that it began to.
 ALTER TABLE "{prefix}dead_letter" ADD COLUMN parked           INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE "{prefix}dead_letter" ADD COLUMN delayed          INTEGER NOT NULL DEFAULT 0;
 ALTER TABLE "{prefix}dead_letter" ADD COLUMN record_timestamp INTEGER; -- Kafka's timestamp of the record, ms
 ALTER TABLE "{prefix}dead_letter" ADD COLUMN first_failed_at  INTEGER;
 ALTER TABLE "{prefix}dead_letter" ADD COLUMN replay_at        INTEGER;

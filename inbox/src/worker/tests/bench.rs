@@ -43,6 +43,7 @@ pub(super) struct Options {
     pub(super) handler_limit: Duration,
     pub(super) dedup: Dedup,
     pub(super) on_failure: OnFailure,
+    pub(super) delayed_retries: bool,
     pub(super) dead_topic: Option<DeadTopic>,
     pub(super) batch: usize,
     pub(super) lanes: usize,
@@ -67,6 +68,7 @@ impl Default for Options {
             handler_limit: Duration::from_secs(60),
             dedup: Dedup::ById,
             on_failure: OnFailure::DeadLetter,
+            delayed_retries: false,
             dead_topic: None,
             // Most tests look at single messages.
             batch: 1,
@@ -191,7 +193,7 @@ impl Bench {
         let retry = options.retry;
         let foreign_id = options.foreign_id.clone();
         let (lanes, batch, check) = (options.lanes, options.batch, options.check_interval);
-        let breaker = options.breaker;
+        let (breaker, delayed_retries) = (options.breaker, options.delayed_retries);
         let processor = self.processor(options);
         let settings = Settings {
             consumer: "inventory".into(),
@@ -201,6 +203,7 @@ impl Bench {
                 lanes,
                 batch,
                 check,
+                delayed_retries,
             },
             connections: 3,
             breaker,

@@ -120,7 +120,7 @@ async fn g8_a_duplicate_of_a_dead_letter_writes_nothing() {
     );
 }
 
-fn dead_topic() -> Option<DeadTopic> {
+pub(super) fn dead_topic() -> Option<DeadTopic> {
     Some(DeadTopic {
         outbox: Outbox::new(Config::default()),
         name: "orders.dead".to_owned(),

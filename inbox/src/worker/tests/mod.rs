@@ -3,6 +3,7 @@
 #![cfg(feature = "sqlite")]
 
 mod bench;
+mod delayed;
 mod failures;
 mod hints;
 mod keys;

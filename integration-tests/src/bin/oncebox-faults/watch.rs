@@ -34,12 +34,15 @@ impl Watch {
 
     /// Per partition, the highest offset that has its effect.
     pub(crate) async fn highest(&self) -> Result<Vec<(i32, i64)>> {
-        let highest = "SELECT array_agg(place), array_agg(at) FROM \
-                       (SELECT place, max(at) AS at FROM effects GROUP BY place) AS highest";
-        let (places, offsets): (Option<Vec<i32>>, Option<Vec<i64>>) =
-            self.inventory.see(highest).await?;
-        let places = places.unwrap_or_default().into_iter();
-        Ok(places.zip(offsets.unwrap_or_default()).collect())
+        // A look at the index for each partition, however many effects there are.
+        let highest = "SELECT array_agg((SELECT max(at) FROM effects WHERE place = p) ORDER BY p) \
+                       FROM generate_series(0, (SELECT max(place) FROM effects)) AS p";
+        let (offsets,): (Option<Vec<Option<i64>>>,) = self.inventory.see(highest).await?;
+        let offsets = offsets.unwrap_or_default();
+        Ok((0..)
+            .zip(offsets)
+            .filter_map(|(place, offset)| Some((place, offset?)))
+            .collect())
     }
 
     /// How many rows are parked: all, and those that were refused themselves.
