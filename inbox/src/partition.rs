@@ -16,6 +16,8 @@ use crate::retry::{RetryPolicy, outage};
 /// A partition that has to wait for longer than this is paused. Shorter waits are not worth throwing away what librdkafka
 /// has fetched ahead.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
+/// What the Kafka client may have fetched ahead of a partition: one that settles as many in a second holds nobody up for longer.
+const AHEAD: f64 = 10_000.0;
 
 /// How far this process may trust what it knows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -110,8 +112,8 @@ pub(crate) struct Partition {
     /// Kafka was told where to deliver from since the row became ours. What comes before that was asked for by nobody: taking
     /// it would pass everything between the position and it (G10).
     listening: bool,
-    /// Since when the queue is full.
-    full_since: Option<Instant>,
+    /// Since when the queue is full, and how many messages have been settled since.
+    full_since: Option<(Instant, usize)>,
 }
 
 impl Partition {
@@ -214,18 +216,29 @@ impl Partition {
         self.queued >= self.capacity()
     }
 
-    /// Whether Kafka should stop delivering: an operator said so, or it is full, or has to wait, for longer than a moment.
-    pub(crate) fn wants_pause(&mut self, now: Instant) -> bool {
+    /// Whether nothing of it waits although Kafka may deliver.
+    pub(crate) fn is_starving(&self) -> bool {
+        self.phase == Phase::Working && self.listening && !self.held && self.queued == 0
+    }
+
+    /// Whether Kafka should stop delivering: an operator said so, or it has to wait for longer than a moment, or it has been full
+    /// for longer and others are `starving` behind what was fetched of it, or nothing comes of it at all (the consumer is not
+    /// polled then, and the group would wait for it).
+    ///
+    /// One that is only busy is not paused: what librdkafka has fetched ahead would be thrown away each time.
+    pub(crate) fn wants_pause(&mut self, starving: bool, now: Instant) -> bool {
         if self.is_full() {
-            self.full_since.get_or_insert(now);
+            self.full_since.get_or_insert((now, 0));
         } else if self.queued <= self.capacity() / 2 {
             self.full_since = None;
         }
-        let waits = self.held || self.due > now + PATIENCE;
-        waits
-            || self
-                .full_since
-                .is_some_and(|since| self.paused || now >= since + PATIENCE)
+        let full = self.full_since.is_some_and(|(since, settled)| {
+            let elapsed = now.saturating_duration_since(since);
+            let slow = (settled as f64) < AHEAD * elapsed.as_secs_f64();
+            let stuck = now >= self.verified + PATIENCE;
+            self.paused || (elapsed >= PATIENCE && (starving && slow || stuck))
+        });
+        self.held || self.due > now + PATIENCE || full
     }
 
     /// Where Kafka should deliver from; `None` while the row is not ours.
@@ -326,6 +339,9 @@ impl Partition {
     pub(crate) fn settled(&mut self, lane: usize, count: usize, took: Duration, now: Instant) {
         self.lanes[lane].settled(count, took);
         self.queued -= count;
+        if let Some((_, settled)) = &mut self.full_since {
+            *settled += count;
+        }
         self.setbacks = 0;
         self.verified = now;
     }
@@ -607,6 +623,40 @@ mod tests {
             matches!(&work, Some(Work::Lane(_, Task::Deliver(batch))) if batch.offsets() == [10]),
             "{work:?}"
         );
+    }
+
+    /// Whether it is paused at any time in three seconds, of which it is full, with a batch settled every so often.
+    fn paused(starving: bool, every: Option<Duration>) -> bool {
+        let mut partition = owned(0);
+        let start = Instant::now();
+        let (mut next, mut settled) = (0, start);
+        let mut any = false;
+        for step in 0..300 {
+            let now = start + Duration::from_millis(10 * step);
+            while !partition.is_full() {
+                receive(&mut partition, next, false);
+                next += 1;
+            }
+            any |= partition.wants_pause(starving, now);
+            if every.is_some_and(|every| now >= settled + every)
+                && let Some(Work::Lane(lane, Task::Deliver(batch))) = partition.work(now)
+            {
+                let offsets = batch.offsets();
+                partition.term().chain().commit(&offsets, known(0));
+                partition.settled(lane, offsets.len(), Duration::ZERO, now);
+                settled = now;
+            }
+        }
+        any
+    }
+
+    #[test]
+    fn a_full_partition_is_paused_only_when_that_is_of_use() {
+        let (often, seldom) = (Duration::from_millis(10), Duration::from_millis(200));
+        assert!(!paused(false, Some(often)), "nobody is behind it");
+        assert!(!paused(false, Some(seldom)), "nobody is behind it");
+        assert!(paused(true, Some(seldom)), "others would wait for long");
+        assert!(paused(false, None), "the group would wait for it");
     }
 
     #[test]

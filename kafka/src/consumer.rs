@@ -75,7 +75,8 @@ pub enum ConsumerEvent {
 /// `isolation.level=read_committed`, eager assignment (`range`). A committed offset is the next one
 /// to read. `queued.min.messages` defaults to 10000 instead of librdkafka's 100000, and
 /// `queued.max.messages.kbytes` to 4096 instead of 65536: of each partition so many messages or so much may
-/// wait in memory, whichever is reached first, and one more fetch.
+/// wait in memory, whichever is reached first, and one more fetch. `fetch.queue.backoff.ms` defaults to 10 instead
+/// of 1000: what is fetched ahead lasts for less than a second.
 ///
 /// Dropping it leaves the group without committing; that happens on a thread of its own, for which
 /// the drop waits at most 10 s.

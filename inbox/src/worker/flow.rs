@@ -37,9 +37,10 @@ impl<D: InboxStore> Worker<D> {
     pub(super) fn adjust_flow(&mut self, now: Instant) {
         let mut full = false;
         let (mut pause, mut resume) = (Vec::new(), Vec::new());
+        let starving = self.slots.values().any(|s| s.partition.is_starving());
         for slot in self.slots.values_mut() {
             let partition = &mut slot.partition;
-            let wanted = partition.wants_pause(now);
+            let wanted = partition.wants_pause(starving, now);
             full |= partition.is_full() && !wanted;
             if partition.next().is_none() || partition.paused == wanted {
                 continue;

@@ -81,6 +81,8 @@ impl ConsumerClient {
         let defaults = [
             ("queued.min.messages", "10000".to_owned()),
             ("queued.max.messages.kbytes", "4096".to_owned()),
+            // When it has so much it looks again after this time. A second, as it would, is far more than that lasts.
+            ("fetch.queue.backoff.ms", "10".to_owned()),
         ];
         let client = Client::create(
             config,
