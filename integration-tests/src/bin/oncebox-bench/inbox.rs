@@ -15,6 +15,7 @@ use oncebox_kafka::{
     Config, Envelope, ProducerOptions, Record, SourceTag, TopicSpec, Transaction,
     TransactionalProducer,
 };
+use rand::distr::Alphanumeric;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
 use sqlx::PgPool;
@@ -27,6 +28,8 @@ use crate::process;
 /// Messages that share a transaction.
 const BATCH: usize = 500;
 const PAYLOAD: usize = 200;
+/// So many messages the soak publishes ahead of the consumer, at most.
+const AHEAD: usize = 200_000;
 /// Records of one transaction of the publisher.
 const PUBLISH: usize = 10_000;
 
@@ -194,8 +197,7 @@ pub(crate) async fn soak(options: Soak) -> Result<()> {
     )?;
     let database = prepared(&postgres).await?;
     create(&kafka, "soak", options.partitions).await?;
-    let consumer = process_of(&database, &kafka)?;
-    let pid = consumer.id().context("the consumer has ended")?;
+    let mut consumer = None;
     let mut ids = Ids::new(7, options.duplicates);
     let (mut published, mut early) = (0, 0);
     let start = Instant::now();
@@ -208,12 +210,16 @@ pub(crate) async fn soak(options: Soak) -> Result<()> {
             .collect();
         transact(&producer, records).await?;
         published += count;
+        // It begins behind, so that from the beginning it has fetched ahead as much as it ever does.
+        if consumer.is_none() && published >= AHEAD.min(options.messages / 20) {
+            consumer = Some(process_of(&database, &kafka)?);
+        }
         // Not more than a few seconds ahead of the consumer: the broker's disk is no part of this.
-        while published > settled(&database).await? + 200_000 {
+        while published > settled(&database).await? + AHEAD {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         if published % (options.messages / 10).max(PUBLISH) < PUBLISH {
-            let memory = process::memory_of(pid);
+            let memory = consumer.as_ref().map_or(0, memory_of);
             if early == 0 {
                 early = memory;
             }
@@ -232,7 +238,7 @@ pub(crate) async fn soak(options: Soak) -> Result<()> {
     }
     // A second effect would come now.
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let late = process::memory_of(pid);
+    let late = consumer.as_ref().map_or(0, memory_of);
     drop(consumer);
     let rate = published as f64 / start.elapsed().as_secs_f64();
     let found = effects(&database).await?;
@@ -292,6 +298,11 @@ pub(crate) async fn process(options: Process) -> Result<()> {
         .run(stop)
         .await?;
     Ok(())
+}
+
+/// Of a process that has not ended.
+fn memory_of(process: &tokio::process::Child) -> u64 {
+    process.id().map_or(0, process::memory_of)
 }
 
 /// Ends with the value: its standard input ends.
@@ -366,7 +377,13 @@ impl Ids {
                 "key {}",
                 self.rng.random_range(0..10_000)
             ))),
-            payload: Some(Bytes::from(vec![b'x'; PAYLOAD])),
+            // Not one that compresses to nothing: what a consumer fetches would be many times as large in its memory.
+            payload: Some(
+                (&mut self.rng)
+                    .sample_iter(Alphanumeric)
+                    .take(PAYLOAD)
+                    .collect(),
+            ),
             headers: Bytes::new(),
             envelope: Some(Envelope {
                 message_id: id,
