@@ -112,7 +112,10 @@ async fn a15_dead_list_and_show_say_what_failed_and_why() {
     let database = Database::new().await;
     let (code, text) = database.oncebox(&["dead", "list"]);
     assert_eq!(code, Some(0), "{text}");
-    assert!(text.contains("no message is dead or parked"), "{text}");
+    assert!(
+        text.contains("no message is dead, parked or delayed"),
+        "{text}"
+    );
     for offset in 1..=3 {
         database.letter(offset, "k", offset == 3).await;
     }
@@ -163,6 +166,40 @@ async fn a15_dead_list_and_show_say_what_failed_and_why() {
         (Some(1), true),
         "{text}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a14_a_delayed_message_is_shown_and_may_be_had_now() {
+    let database = Database::new().await;
+    for offset in 1..=3 {
+        database.letter(offset, "k", false).await;
+    }
+    let tomorrow = "(julianday('now') - 2440586.5) * 86400000000";
+    let delayed = format!(
+        "UPDATE oncebox_dead_letter SET delayed = 1, replays = 5, replay_at = CAST({tomorrow} AS INTEGER) WHERE id > 1"
+    );
+    database.run(&delayed).await;
+    let (code, text) = database.oncebox(&["dead", "list", "--kind", "delayed"]);
+    assert_eq!(code, Some(0), "{text}");
+    for words in [
+        "inventory orders: 0 dead, 0 parked behind 0 keys, 2 delayed, 0 ordered",
+        "delayed 3 inventory orders[0]@3 key k",
+        "(next attempt at ",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    let (_, json) = database.json(&["dead", "list", "--kind", "dead"]);
+    assert_eq!((&json["id"], &json["kind"]), (&1.into(), &"dead".into()));
+    // Nobody has ordered these: there is nothing to take back.
+    let (_, json) = database.json(&["dead", "cancel", "--all", "--apply"]);
+    assert_eq!(json["letters"], serde_json::json!([]));
+    let (code, json) = database.json(&["dead", "replay", "--kind", "delayed", "--apply"]);
+    assert_eq!(
+        (code, &json["letters"]),
+        (Some(0), &serde_json::json!([2, 3]))
+    );
+    let due = "SELECT count(*) FROM oncebox_dead_letter WHERE delayed AND replay_at <= CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)";
+    assert_eq!(database.number(due).await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

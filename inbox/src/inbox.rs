@@ -150,9 +150,9 @@ impl<D: InboxStore> Inbox<D> {
 
     /// Declares that the order of the messages does not matter: one that waits half a second or more for its next attempt does not
     /// hold its lane. It goes aside, as a row with its mark (`oncebox dead list --kind delayed`), and the position passes it; the
-    /// consumer tries it again when it is time, to the second, in a transaction that deletes the row (G8). One after the last
-    /// attempt it is a dead letter. Attempts that follow each other sooner are made in the lane. Not with
-    /// [`OnFailure::BlockKey`]. Defaults to false: the lane waits, and the order of a key is kept (G4).
+    /// consumer tries it again when it is time, to the second, in a transaction that deletes the row (G8). After the last attempt
+    /// it is a dead letter. Attempts that follow each other sooner are made in the lane. Not with [`OnFailure::BlockKey`].
+    /// Defaults to false: the lane waits, and the order of a key is kept (G4).
     #[must_use]
     pub fn delayed_retries(mut self, delayed: bool) -> Self {
         self.delayed_retries = delayed;
