@@ -292,6 +292,7 @@ impl Running {
 
     /// Waits for the worker to end by itself.
     pub(super) async fn ended(self) -> Result<(), Error> {
-        self.task.await.unwrap()
+        let ended = tokio::time::timeout(Duration::from_secs(30), self.task).await;
+        ended.expect("it goes on").unwrap()
     }
 }
