@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::handler::HandlerError;
 use crate::position::Key;
 use crate::step::Step;
+use crate::store::ENDED;
 
 /// How [`Processor::finish`] ended.
 pub(super) enum Finished {
@@ -34,7 +35,10 @@ impl<D: InboxStore> Processor<D> {
         settled: Vec<Settled>,
     ) -> Finished {
         let handled = !settled.is_empty();
-        if handled && let Err(e) = self.limited(D::intact(&mut tx)).await {
+        if handled
+            && D::IN_PROCESS
+            && let Err(e) = self.limited(D::intact(&mut tx)).await
+        {
             self.undo(tx).await;
             return Finished::NotAdvanced(e);
         }
@@ -64,8 +68,17 @@ impl<D: InboxStore> Processor<D> {
             .await
         {
             Ok(true) => {}
-            // G6: a zombie ends here. Its marks and effects go with the transaction.
             Ok(false) => {
+                if handled
+                    && !D::IN_PROCESS
+                    && let Err(e) = self.limited(D::intact(&mut tx)).await
+                {
+                    term.chain().in_doubt = false;
+                    drop(turn);
+                    self.undo(tx).await;
+                    return Finished::NotAdvanced(e);
+                }
+                // G6: a zombie ends here. Its marks and effects go with the transaction.
                 self.undo(tx).await;
                 return Finished::Done(Outcome::Unsure(
                     "the position row is not what this process wrote",
@@ -156,7 +169,7 @@ impl<D: InboxStore> Processor<D> {
             Class::Handler => format!(
                 "the handler returned Ok, but an earlier statement of it had failed, or it left the transaction idle for too long: {error}"
             ),
-            _ if is_no_savepoint(&error) => {
+            _ if has_ended(&error) => {
                 "the handler returned Ok, but its transaction is not open any more".to_owned()
             }
             Class::Outage if idle >= self.idle_limit => format!(
@@ -190,10 +203,13 @@ async fn roll_back<D: InboxStore>(mut tx: Transaction<'static, D>) {
     }
 }
 
-/// The savepoint is gone, and with it the transaction (SQLSTATE 3B001, 25P01; SQLite: no such savepoint).
-fn is_no_savepoint(error: &sqlx::Error) -> bool {
-    error.as_database_error().is_some_and(|e| {
-        matches!(e.code().as_deref(), Some("3B001" | "25P01"))
-            || e.message().starts_with("no such savepoint")
-    })
+/// The transaction is not the one that was begun (no such savepoint on SQLite; see [`ENDED`]), or none is open (SQLSTATE 25P01).
+fn has_ended(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::Protocol(text) => text == ENDED,
+        sqlx::Error::Database(e) => {
+            e.code().as_deref() == Some("25P01") || e.message().starts_with("no such savepoint")
+        }
+        _ => false,
+    }
 }

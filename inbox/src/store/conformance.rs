@@ -409,6 +409,8 @@ async fn savepoints<D: InboxStore>(pool: &Pool<D>, statements: &super::Statement
     let gone = D::intact(&mut tx).await;
     assert!(gone.is_err(), "the transaction is another one");
     D::reopen(&mut tx).await.unwrap();
+    let gone = D::intact(&mut tx).await;
+    assert!(gone.is_err(), "also when one is open again");
     tx.rollback().await.unwrap();
 }
 

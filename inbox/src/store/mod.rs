@@ -34,10 +34,13 @@ pub(crate) use rows::{DeadLetter, Letter, Recorded, delay_micros};
 pub(crate) use statements::Statements;
 pub(crate) use statements::tables;
 
+/// What [`Store::intact`] says where the database has no error for it.
+pub(crate) const ENDED: &str = "the transaction is another one";
+
 /// The statements of the inbox in one database.
 pub trait Store: sqlx::Database {
     /// The database runs in this process: a statement costs no round trip, one transaction writes at a time, and the
-    /// database may roll back by itself.
+    /// database may roll back by itself. Elsewhere the compare-and-set itself finds out that a handler ended the transaction.
     const IN_PROCESS: bool;
 
     /// The SQL of this database. A session that is idle inside a transaction for longer than `idle_limit` is ended by
@@ -50,7 +53,7 @@ pub trait Store: sqlx::Database {
         names: &Names,
     ) -> impl Future<Output = Result<(), oncebox_migrations::Error>> + Send;
 
-    /// Begins a writing transaction, with the savepoint that [`Store::intact`] looks for.
+    /// Begins a writing transaction that [`Store::intact`] knows again.
     fn begin(
         pool: &Pool<Self>,
         statements: &Statements,
@@ -75,7 +78,8 @@ pub trait Store: sqlx::Database {
         ids: &[Uuid],
     ) -> impl Future<Output = Result<Vec<Uuid>, sqlx::Error>> + Send;
 
-    /// The compare-and-set of the position. `false`: the row is not what this process knows, or the mark of the message
+    /// The compare-and-set of the position. `false`: the row is not what this process knows, or the transaction is another one
+    /// ([`Store::intact`] tells, where this looks for that: see [`Store::IN_PROCESS`]), or the mark of the message
     /// is not there: the transaction that inserted it was rolled back behind our back, and with it the effect (SQLite
     /// does that by itself when the disk is full, and a handler may have swallowed the error).
     fn advance(
@@ -87,7 +91,7 @@ pub trait Store: sqlx::Database {
         marked: Option<Uuid>,
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
-    /// Another savepoint that [`Store::intact`] looks for.
+    /// Lets [`Store::intact`] know this transaction again, once more.
     fn guard(conn: &mut Self::Connection) -> impl Future<Output = Result<(), sqlx::Error>> + Send {
         async move { Self::plain(conn, "SAVEPOINT oncebox").await }
     }

@@ -9,16 +9,19 @@ use uuid::Uuid;
 use super::rows::position_row;
 use super::shared::{implement_statements, keyed, sql};
 use super::statements::Templates;
-use super::{Recorded, Statements, Store};
+use super::{ENDED, Recorded, Statements, Store};
 use crate::position::{Key, Known};
 
 const SQL: Templates = Templates {
     mark: "INSERT INTO {inbox} (consumer, message_id) SELECT $1, unnest($2::uuid[]) ON CONFLICT DO NOTHING RETURNING message_id",
+    // The setting is that of the transaction that we began: a handler that ended it by itself moves no position.
     advance_marked: "UPDATE {position} SET next = $7, seq = $8, updated_at = now() \
               WHERE consumer = $1 AND topic = $2 AND partition = $3 AND owner = $4 AND next = $5 AND seq = $6 \
+              AND current_setting('oncebox.transaction', true) = 'open' \
               AND EXISTS (SELECT 1 FROM {inbox} WHERE consumer = $1 AND message_id = $9)",
     advance: "UPDATE {position} SET next = $7, seq = $8, updated_at = now() \
-              WHERE consumer = $1 AND topic = $2 AND partition = $3 AND owner = $4 AND next = $5 AND seq = $6",
+              WHERE consumer = $1 AND topic = $2 AND partition = $3 AND owner = $4 AND next = $5 AND seq = $6 \
+              AND current_setting('oncebox.transaction', true) = 'open'",
     take: "UPDATE {position} SET owner = $4, seq = seq + 1, updated_at = now() \
            WHERE consumer = $1 AND topic = $2 AND partition = $3 RETURNING topic_id, next, seq, owner",
     create: "INSERT INTO {position} (consumer, topic, partition, topic_id, next, seq, owner) \
@@ -109,14 +112,13 @@ impl Store for Postgres {
         // other transaction and then sees its mark. The limit ends a stopped process that holds a lock (G6). One
         // simple query, one round trip.
         let begin = format!(
-            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = {}",
+            "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = {}; \
+             SET LOCAL oncebox.transaction = 'open'",
             idle_limit.as_millis()
         );
-        // Before the CAS it is looked for: a handler that ended the transaction by itself is noticed.
-        let guarded = format!("{begin}; SAVEPOINT oncebox");
         // Taking one partition must not keep the others waiting behind a stopped owner's lock (G9).
         let brief = format!("{begin}; SET LOCAL lock_timeout = 2000");
-        Statements::new(Dialect::Postgres, names, &guarded, &brief, &SQL)
+        Statements::new(Dialect::Postgres, names, &begin, &brief, &SQL)
     }
 
     async fn check(
@@ -126,6 +128,22 @@ impl Store for Postgres {
         oncebox_migrations::postgres::status(conn, names)
             .await?
             .check()
+    }
+
+    async fn guard(_conn: &mut Self::Connection) -> Result<(), sqlx::Error> {
+        // BEGIN has set it for the whole transaction.
+        Ok(())
+    }
+
+    async fn intact(conn: &mut Self::Connection) -> Result<(), sqlx::Error> {
+        let open: Option<bool> =
+            sqlx::query_scalar("SELECT current_setting('oncebox.transaction', true) = 'open'")
+                .fetch_one(conn)
+                .await?;
+        match open {
+            Some(true) => Ok(()),
+            _ => Err(sqlx::Error::Protocol(ENDED.to_owned())),
+        }
     }
 
     async fn epoch(conn: &mut Self::Connection) -> Result<String, sqlx::Error> {

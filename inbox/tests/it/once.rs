@@ -1,10 +1,11 @@
 //! Effect, mark and position commit together, once per message (G5); the offset follows (G7).
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use oncebox_inbox::Step;
+use oncebox_inbox::{Dedup, Step};
 use sqlx::Row;
 use uuid::Uuid;
 
@@ -77,6 +78,41 @@ async fn g5_duplicate_deliveries_have_one_effect() {
     assert_eq!((stats.effects(), stats.duplicates()), (0, 30));
     assert_eq!(scene.effects().await.len(), 10);
     assert_eq!(scene.marks().await, 10);
+}
+
+/// Nothing is lost with the effect that went with a transaction which the handler ended by itself, and the position of which
+/// would have moved alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g5_a_handler_that_ends_its_transaction_moves_no_position() {
+    for (dedup, end) in [
+        (Dedup::ByOffset, "ROLLBACK"),
+        (Dedup::ByOffset, "ROLLBACK AND CHAIN"),
+        (Dedup::ById, "ROLLBACK"),
+    ] {
+        let Some(scene) = Scene::new(1).await else {
+            return;
+        };
+        scene.publish_numbers(0..1).await;
+        let calls = Arc::new(AtomicU32::new(0));
+        let count = Arc::clone(&calls);
+        let inbox = scene.inbox().dedup(dedup);
+        let running = Running::new(inbox.handle(move |tx, delivery| {
+            let first = count.fetch_add(1, SeqCst) == 0;
+            Box::pin(async move {
+                effect(tx, delivery).await?;
+                if first {
+                    sqlx::query(end).execute(&mut **tx).await?;
+                }
+                Ok(())
+            })
+        }));
+        scene.effects_reach(1).await;
+        until(async || scene.next(0).await == 1).await;
+        let retries = running.stats.retries();
+        running.stop().await.unwrap();
+        assert_eq!((scene.effects().await, retries), (vec!["0".to_owned()], 1));
+        assert_eq!(calls.load(SeqCst), 2, "{dedup:?} {end}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
