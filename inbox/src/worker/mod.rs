@@ -198,8 +198,7 @@ impl<D: InboxStore> Worker<D> {
     async fn turn(&mut self) -> Result<(), Error> {
         let wait = self.until_something_is_due(Instant::now());
         tokio::select! {
-            // A lane that is free again comes before messages that would only wait behind others.
-            biased;
+            // Not biased: transactions that end one after the other must not keep a rebalance waiting.
             () = self.shutdown.cancelled() => return Ok(()),
             Some(ended) = self.jobs.join_next() => self.on_ended(ended).await?,
             bundle = self.events.recv() => self.on_bundle(bundle)?,
