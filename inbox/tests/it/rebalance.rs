@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::scene::{Running, Scene, effect, until};
 
-const MESSAGES: i32 = 600;
+const MESSAGES: i32 = 1_200;
 
 fn slow(scene: &Scene, name: &'static str) -> Running {
     Running::new(scene.inbox().handle(move |tx, delivery| {
@@ -25,10 +25,13 @@ async fn two_consumers_share_and_hand_over_partitions() {
     let Some(scene) = Scene::new(4).await else {
         return;
     };
-    scene.publish_numbers(0..MESSAGES).await;
+    scene.publish_numbers(0..MESSAGES / 2).await;
     let one = slow(&scene, "one");
     scene.effects_reach(50).await;
     let two = slow(&scene, "two");
+    // The first may have done all of these before the second has joined: the rest comes when both have partitions.
+    until(async || two.stats.ownership() > 0).await;
+    scene.publish_numbers(MESSAGES / 2..MESSAGES).await;
     until(async || two.stats.effects() >= 50).await;
     assert!(one.stats.effects() > 0);
     one.stop().await.unwrap();
