@@ -405,7 +405,7 @@ impl Partition {
         {
             standing.given_up = true;
             standing.aside = Some(delay);
-            return Failed::Aside;
+            return Failed::Again;
         }
         // An attempt that is repeated at once is not worth a transaction.
         standing.unwritten = delay.is_some_and(|d| d >= WORTH_WRITING) || standing.written;
@@ -523,8 +523,6 @@ pub(crate) enum Failed {
     Isolated,
     /// It is called again.
     Again,
-    /// It is called again, and the others of its lane do not wait for that.
-    Aside,
     /// It is written off.
     GivenUp,
 }

@@ -143,17 +143,16 @@ impl<D: InboxStore> Desk<D> {
             };
             return processor.limited(refuse).await;
         }
-        let batch = batch(key, letter).map(|mut batch| {
-            let standing = &mut batch.standings[0];
-            standing.attempts += 1;
-            standing.error = error.to_owned();
-            batch
-        });
         let attempts = u32::try_from(letter.attempts).unwrap_or(0) + 1;
         let delay = self.policy.next(attempts, rand::random());
         if let Some(delay) = delay.filter(|_| !fatal) {
             return self.delay(key, letter, error, delay).await;
         }
+        let batch = batch(key, letter).map(|mut batch| {
+            batch.standings[0].attempts = attempts;
+            batch.standings[0].error = error.to_owned();
+            batch
+        });
         match processor
             .give_up(key, letter.id, error, batch.ok().as_ref())
             .await

@@ -413,7 +413,7 @@ impl World {
                     Failed::Isolated => {
                         self.seen.insert("a batch taken apart");
                     }
-                    Failed::Again | Failed::Aside => {}
+                    Failed::Again => {}
                 }
                 return;
             }

@@ -8,7 +8,7 @@ use super::{Processor, Settled, now_micros, storable};
 use crate::InboxStore;
 use crate::lane::Batch;
 use crate::position::Key;
-use crate::store::Recorded;
+use crate::store::{Recorded, whole_micros};
 
 /// What becomes of one message of a batch.
 pub(crate) struct Fate {
@@ -62,7 +62,7 @@ impl<D: InboxStore> Processor<D> {
                 status,
                 attempts: i32::try_from(standing.attempts + calls).unwrap_or(i32::MAX),
                 first_at: standing.first_failed_at.unwrap_or_else(now_micros),
-                duration_us: i64::try_from(fate.took.as_micros()).unwrap_or(i64::MAX),
+                duration_us: whole_micros(fate.took),
                 error: failed,
             });
         }

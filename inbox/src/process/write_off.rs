@@ -17,7 +17,7 @@ use crate::lane::Batch;
 use crate::partition::Attempt;
 use crate::position::Key;
 use crate::retry::OnFailure;
-use crate::store::{DeadLetter, delay_micros};
+use crate::store::{DeadLetter, whole_micros};
 
 /// What a letter says besides the message.
 #[derive(Clone, Copy)]
@@ -219,7 +219,7 @@ impl<D: InboxStore> Processor<D> {
             parked: letter.parked,
             timestamp_ms: delivery.timestamp_ms,
             first_failed_at: letter.first_failed_at,
-            delay_micros: letter.delay.map(delay_micros),
+            delay_micros: letter.delay.map(whole_micros),
         };
         let statements = &self.statements;
         if self

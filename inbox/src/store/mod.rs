@@ -30,7 +30,7 @@ use crate::inbox::check_consumer;
 use crate::partition::Attempt;
 use crate::position::{Key, Known, Row};
 
-pub(crate) use rows::{DeadLetter, Letter, Recorded, delay_micros};
+pub(crate) use rows::{DeadLetter, Letter, Recorded, whole_micros};
 pub(crate) use statements::Statements;
 pub(crate) use statements::tables;
 

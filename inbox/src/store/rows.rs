@@ -90,9 +90,9 @@ pub struct Recorded<'a> {
     pub error: Option<&'a str>,
 }
 
-/// A delay as the statements take it.
-pub(crate) fn delay_micros(delay: Duration) -> i64 {
-    i64::try_from(delay.as_micros()).unwrap_or(i64::MAX)
+/// A duration as the statements take it.
+pub(crate) fn whole_micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
 /// Reads `record_offset, message_id, attempts, error, first_at, wait` (both in microseconds).

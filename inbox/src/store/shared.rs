@@ -108,7 +108,7 @@ macro_rules! implement_statements {
                 .bind(i32::try_from(attempt.attempts).unwrap_or(i32::MAX))
                 .bind(&attempt.error)
                 .bind(attempt.first_failed_at)
-                .bind($crate::store::rows::delay_micros(attempt.wait))
+                .bind($crate::store::rows::whole_micros(attempt.wait))
                 .execute(conn)
                 .await
                 .map(drop)
@@ -279,7 +279,7 @@ macro_rules! implement_statements {
         ) -> Result<bool, sqlx::Error> {
             let done = $crate::store::shared::sql::<$db>(&statements.delay_again)
                 .bind(id)
-                .bind($crate::store::rows::delay_micros(delay))
+                .bind($crate::store::rows::whole_micros(delay))
                 .bind(error)
                 .execute(conn)
                 .await?;

@@ -542,10 +542,6 @@ impl<D: InboxStore> Worker<D> {
                         tracing::debug!(topic = %id.0, partition = id.1, error = %text, "handler failed, will be called again");
                         self.counters(&id.0).retries(1);
                     }
-                    Failed::Aside => {
-                        tracing::debug!(topic = %id.0, partition = id.1, error = %text, "handler failed, message goes aside");
-                        self.counters(&id.0).retries(1);
-                    }
                     Failed::GivenUp => {
                         tracing::warn!(topic = %id.0, partition = id.1, error = %text, "handler failed, message is written off");
                     }
