@@ -26,16 +26,31 @@ pub(crate) struct Chain {
     pending: BTreeSet<i64>,
     /// After the last offset that was received: everything below is settled or pending.
     end: i64,
+    /// Nothing has been settled from here on, neither by this owner nor by an earlier one.
+    reach: i64,
     /// Commit nothing: an answer was lost, or the partition is ours no more.
     pub(crate) in_doubt: bool,
 }
 
+/// What a compare-and-set does to the position row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// What the row must say.
+    pub from: Known,
+    /// What it says then.
+    pub to: Known,
+    /// Messages above `to.next` may have been settled: their marks are needed for as long as that is so, whatever their age.
+    pub hole: bool,
+}
+
 impl Term {
-    pub(crate) fn new(known: Known) -> Self {
+    /// A term that begins at this row. `reach`: where the partition ended then, and with it all that earlier owners can have settled.
+    pub(crate) fn new(known: Known, reach: i64) -> Self {
         let chain = Chain {
             known,
             pending: BTreeSet::new(),
             end: known.next,
+            reach,
             in_doubt: false,
         };
         Self {
@@ -44,14 +59,23 @@ impl Term {
         }
     }
 
-    /// The position before and after a transaction that settles these messages; `None` when nobody may commit. Leaves a doubt
-    /// behind until the answer is known: whoever is dropped in between has not resolved it.
-    pub(crate) fn begin_commit(&self, settled: &[i64]) -> Option<(Known, Known)> {
+    /// The move of the position by a transaction that settles these messages, in their order; `None` when nobody may commit. Leaves
+    /// a doubt behind until the answer is known: whoever is dropped in between has not resolved it.
+    pub(crate) fn begin_commit(&self, settled: &[i64]) -> Option<Move> {
         let mut chain = self.chain();
         if std::mem::replace(&mut chain.in_doubt, true) {
             return None;
         }
-        Some((chain.known, chain.after(settled)))
+        // Also if nobody ever learns that it was committed.
+        chain.reach = settled
+            .last()
+            .map_or(chain.reach, |last| chain.reach.max(last + 1));
+        let to = chain.after(settled);
+        Some(Move {
+            from: chain.known,
+            to,
+            hole: to.next < chain.reach,
+        })
     }
 
     pub(crate) fn chain(&self) -> MutexGuard<'_, Chain> {
@@ -131,7 +155,7 @@ mod tests {
 
     #[test]
     fn g7_a_lane_above_a_hole_does_not_move_the_position() {
-        let term = Term::new(known(5));
+        let term = Term::new(known(5), 5);
         let mut chain = term.chain();
         for offset in [5, 6, 9] {
             chain.receive(offset);
@@ -147,10 +171,36 @@ mod tests {
         assert_eq!((all.next, all.seq), (10, 5));
     }
 
+    #[test]
+    fn g5_a_hole_is_known_until_nothing_above_the_position_is_settled() {
+        // An earlier owner may have settled what lies below 8.
+        let term = Term::new(known(5), 8);
+        for offset in [5, 6, 9] {
+            term.chain().receive(offset);
+        }
+        let settle = |offset: i64, known_to_us: bool| {
+            let step = term.begin_commit(&[offset]).unwrap();
+            let mut chain = term.chain();
+            if known_to_us {
+                chain.commit(&[offset], step.to);
+            }
+            chain.in_doubt = false;
+            (step.to.next, step.hole)
+        };
+        assert_eq!(settle(5, true), (6, true), "of the earlier owner");
+        assert_eq!(
+            settle(9, false),
+            (6, true),
+            "and of a commit without an answer"
+        );
+        assert_eq!(settle(6, true), (9, true));
+        assert_eq!(settle(9, true), (10, false));
+    }
+
     proptest! {
         #[test]
         fn g7_everything_below_the_position_is_settled(steps in proptest::collection::vec((0usize..8, 1i64..4), 1..40)) {
-            let term = Term::new(known(0));
+            let term = Term::new(known(0), 0);
             let mut chain = term.chain();
             let mut open: Vec<i64> = Vec::new();
             let mut settled = BTreeSet::new();

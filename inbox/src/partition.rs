@@ -131,7 +131,7 @@ impl Partition {
             topic_id: String::new(),
             limits,
             phase: Phase::Unowned,
-            term: Arc::new(Term::new(nobody)),
+            term: Arc::new(Term::new(nobody, 0)),
             lanes: (0..limits.lanes).map(|_| Lane::new(now)).collect(),
             queued: 0,
             row_busy: false,
@@ -308,10 +308,11 @@ impl Partition {
         self.paused = false;
     }
 
-    /// The row is ours.
+    /// The row is ours, and the partition ended at `reach` when that was so.
     pub(crate) fn owned(
         &mut self,
         known: Known,
+        reach: i64,
         topic_id: String,
         attempts: BTreeMap<i64, Attempt>,
         now: Instant,
@@ -319,7 +320,7 @@ impl Partition {
         self.phase = Phase::Working;
         self.row_busy = false;
         self.listening = false;
-        self.term = Arc::new(Term::new(known));
+        self.term = Arc::new(Term::new(known, reach));
         self.topic_id = topic_id;
         self.attempts = attempts;
         self.verified = now;
@@ -456,7 +457,7 @@ impl Partition {
         chain.in_doubt = true;
         let known = chain.known;
         drop(chain);
-        self.term = Arc::new(Term::new(known));
+        self.term = Arc::new(Term::new(known, known.next));
         self.phase = Phase::Unowned;
         self.row_busy = false;
         self.listening = false;
@@ -578,7 +579,7 @@ mod tests {
             partition: 0,
         };
         let mut partition = Partition::new(key, LIMITS, now);
-        partition.owned(known(next), "t".to_owned(), BTreeMap::new(), now);
+        partition.owned(known(next), next, "t".to_owned(), BTreeMap::new(), now);
         partition.listens();
         partition
     }
@@ -589,7 +590,7 @@ mod tests {
         let now = Instant::now();
         // The database lost commits: the row says 10, and Kafka goes on delivering from 57.
         partition.lost(0.0, now);
-        partition.owned(known(10), "t".to_owned(), BTreeMap::new(), now);
+        partition.owned(known(10), 58, "t".to_owned(), BTreeMap::new(), now);
         assert_eq!(receive(&mut partition, 57, false), Received::Ignored);
         partition.reached(58);
         assert_eq!(
@@ -613,7 +614,7 @@ mod tests {
         // The database lost commits: the row says 10.
         partition.lost(0.0, now);
         let later = now + Duration::from_secs(60);
-        partition.owned(known(10), "t".to_owned(), BTreeMap::new(), later);
+        partition.owned(known(10), 21, "t".to_owned(), BTreeMap::new(), later);
         partition.listens();
         receive(&mut partition, 10, false);
         let work = partition.work(later);

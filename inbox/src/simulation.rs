@@ -16,7 +16,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
 
-use crate::chain::Term;
+use crate::chain::{Move, Term};
 use crate::delivery::identify;
 use crate::foreign::ForeignId;
 use crate::lane::{Batch, Standing, Task};
@@ -327,7 +327,7 @@ impl World {
         self.database.attempts = attempts.clone();
         self.processes[i].fetch = self.log.partition_point(|(offset, _)| *offset < row.next);
         let partition = self.part(i);
-        partition.owned(row.known(), row.topic_id, attempts, now);
+        partition.owned(row.known(), facts.high, row.topic_id, attempts, now);
         partition.listens();
     }
 
@@ -435,7 +435,7 @@ impl World {
             Some((_, batch)) if settles => batch.offsets(),
             _ => Vec::new(),
         };
-        let Some((from, to)) = open.term.begin_commit(&offsets) else {
+        let Some(Move { from, to, .. }) = open.term.begin_commit(&offsets) else {
             self.part(i).unsure(open.lane);
             return;
         };

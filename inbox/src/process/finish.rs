@@ -51,20 +51,13 @@ impl<D: InboxStore> Processor<D> {
             self.undo(tx).await;
             return Finished::Done(Outcome::Outage(timed_out(waiting.elapsed())));
         }
-        let Some((from, to)) = term.begin_commit(offsets) else {
+        let Some(step) = term.begin_commit(offsets) else {
             drop(turn);
             self.undo(tx).await;
             return Finished::Done(Outcome::Unsure("another lane left a doubt"));
         };
         match self
-            .limited(D::advance(
-                &mut tx,
-                &self.statements,
-                key,
-                &from,
-                &to,
-                marked,
-            ))
+            .limited(D::advance(&mut tx, &self.statements, key, &step, marked))
             .await
         {
             Ok(true) => {}
@@ -95,7 +88,7 @@ impl<D: InboxStore> Processor<D> {
         match self.commit(tx).await {
             Ok(()) => {
                 let mut chain = term.chain();
-                chain.commit(offsets, to);
+                chain.commit(offsets, step.to);
                 chain.in_doubt = false;
                 drop(chain);
                 let gone = |s: &Settled| {

@@ -1,5 +1,6 @@
 //! What every database must do with the statements of [`Store`]. A database without a call of [`conforms`] does not exist.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use oncebox_migrations::Names;
@@ -8,6 +9,7 @@ use uuid::Uuid;
 
 use super::{DeadLetter, Letter, Recorded};
 use crate::InboxStore;
+use crate::chain::Move;
 use crate::operator::testing;
 use crate::partition::Attempt;
 use crate::position::{Key, Known, Row};
@@ -37,6 +39,7 @@ async fn conforms<D: InboxStore>(pool: &Pool<D>) {
     pauses(pool, statements).await;
     savepoints(pool, statements).await;
     sweeps(pool, statements).await;
+    keeps_marks(pool, statements).await;
     replays(pool, statements).await;
     delayed_letters(pool, statements).await;
 }
@@ -207,6 +210,23 @@ async fn pauses<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
     assert_eq!(paused.len(), 1);
 }
 
+/// Sweeps all marks of this consumer that are older than so many seconds.
+async fn sweep<D: InboxStore>(
+    conn: &mut D::Connection,
+    statements: &super::Statements,
+    consumer: &str,
+    window: u64,
+) -> u64 {
+    let (mut deleted, mut chunk) = (0, Some(0));
+    while let Some(at) = chunk {
+        let (rows, next) = D::sweep(conn, statements, consumer, Duration::from_secs(window), at)
+            .await
+            .unwrap();
+        (deleted, chunk) = (deleted + rows, next);
+    }
+    deleted
+}
+
 async fn sweeps<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
     let mut conn = pool.acquire().await.unwrap();
     let ids: Vec<Uuid> = (0..5).map(|_| Uuid::now_v7()).collect();
@@ -215,23 +235,77 @@ async fn sweeps<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
             .await
             .unwrap();
     }
-    let sweep = async |conn: &mut D::Connection, window| {
-        let (mut deleted, mut chunk) = (0, Some(0));
-        while let Some(at) = chunk {
-            let (rows, next) = D::sweep(conn, statements, "swept", window, at)
-                .await
-                .unwrap();
-            (deleted, chunk) = (deleted + rows, next);
-        }
-        deleted
-    };
-    let inside = sweep(&mut conn, Duration::from_secs(600)).await;
+    let inside = sweep::<D>(&mut conn, statements, "swept", 600).await;
     assert_eq!(inside, 0, "they are inside the window");
     tokio::time::sleep(Duration::from_millis(1_100)).await;
-    assert_eq!(sweep(&mut conn, Duration::from_secs(1)).await, 5);
-    assert_eq!(sweep(&mut conn, Duration::from_secs(1)).await, 0);
+    assert_eq!(sweep::<D>(&mut conn, statements, "swept", 1).await, 5);
+    assert_eq!(sweep::<D>(&mut conn, statements, "swept", 1).await, 0);
     let others = D::mark(&mut conn, statements, "other", &ids).await.unwrap();
     assert!(others.is_empty(), "those of other consumers stay");
+}
+
+/// The window does not count where a mark is still needed: above a position with a hole, and beside a letter.
+async fn keeps_marks<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
+    let here = key("holey", 0);
+    let [above, letter, settled] = [(); 3].map(|()| Uuid::now_v7());
+    let row = Row {
+        topic_id: "t".into(),
+        next: 5,
+        seq: 0,
+        owner: Uuid::new_v4(),
+    };
+    let mut step = Move {
+        from: row.known(),
+        to: row.known(),
+        hole: true,
+    };
+    let mut tx = D::begin(pool, statements).await.unwrap();
+    D::create(&mut tx, statements, &here, &row).await.unwrap();
+    tx.commit().await.unwrap();
+    for (id, next, hole) in [(above, 5, true), (letter, 5, true), (settled, 8, false)] {
+        step.to = Known {
+            next,
+            seq: step.from.seq + 1,
+            ..step.from
+        };
+        step.hole = hole;
+        let mut tx = D::begin(pool, statements).await.unwrap();
+        D::mark(&mut tx, statements, "holey", &[id]).await.unwrap();
+        if id == letter {
+            let letter = DeadLetter {
+                message_id: id,
+                offset: 7,
+                key: None,
+                payload: None,
+                headers: &[],
+                error: "no",
+                attempts: 1,
+                parked: false,
+                timestamp_ms: None,
+                first_failed_at: None,
+                delay_micros: None,
+            };
+            D::bury(&mut tx, statements, &here, &letter).await.unwrap();
+        }
+        let moved = D::advance(&mut tx, statements, &here, &step, Some(id)).await;
+        assert!(moved.unwrap());
+        tx.commit().await.unwrap();
+        step.from = step.to;
+        tokio::time::sleep(Duration::from_millis(1_100)).await;
+        let mut conn = pool.acquire().await.unwrap();
+        let swept = sweep::<D>(&mut conn, statements, "holey", 1).await;
+        let expected = if hole { 0 } else { 2 };
+        assert_eq!(swept, expected, "next {next}, hole {hole}");
+    }
+    let mut conn = pool.acquire().await.unwrap();
+    let ids = [above, letter, settled];
+    let fresh = D::mark(&mut conn, statements, "holey", &ids).await;
+    let fresh: BTreeSet<Uuid> = fresh.unwrap().into_iter().collect();
+    assert_eq!(
+        fresh,
+        BTreeSet::from([above, settled]),
+        "a letter keeps its mark"
+    );
 }
 
 async fn replays<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
@@ -464,12 +538,17 @@ async fn positions<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements
         seq: 2,
         ..known
     };
-    let unmarked = D::advance(&mut tx, statements, &here, &known, &to, Some(id))
+    let step = Move {
+        from: known,
+        to,
+        hole: false,
+    };
+    let unmarked = D::advance(&mut tx, statements, &here, &step, Some(id))
         .await
         .unwrap();
     assert!(!unmarked, "no position without the mark of its message");
     assert!(mark::<D>(&mut tx, statements, "b", id).await);
-    let foreign = D::advance(&mut tx, statements, &here, &known, &to, Some(id))
+    let foreign = D::advance(&mut tx, statements, &here, &step, Some(id))
         .await
         .unwrap();
     assert!(!foreign, "another consumer's mark is none");
@@ -482,18 +561,22 @@ async fn positions<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements
         Known { next: 6, ..known },
         Known { seq: 0, ..known },
     ] {
-        let moved = D::advance(&mut tx, statements, &here, &wrong, &to, Some(id))
+        let step = Move {
+            from: wrong,
+            ..step
+        };
+        let moved = D::advance(&mut tx, statements, &here, &step, Some(id))
             .await
             .unwrap();
         assert!(!moved, "{wrong:?}");
     }
     assert!(
-        D::advance(&mut tx, statements, &here, &known, &to, Some(id))
+        D::advance(&mut tx, statements, &here, &step, Some(id))
             .await
             .unwrap()
     );
     assert!(
-        !D::advance(&mut tx, statements, &here, &known, &to, Some(id))
+        !D::advance(&mut tx, statements, &here, &step, Some(id))
             .await
             .unwrap(),
         "once"

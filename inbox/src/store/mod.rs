@@ -24,6 +24,7 @@ use sqlx::{AssertSqlSafe, Pool, Transaction};
 use uuid::Uuid;
 
 use crate::InboxStore;
+use crate::chain::Move;
 use crate::depth::Depth;
 use crate::error::Error;
 use crate::inbox::check_consumer;
@@ -86,8 +87,7 @@ pub trait Store: sqlx::Database {
         conn: &mut Self::Connection,
         statements: &Statements,
         key: &Key,
-        from: &Known,
-        to: &Known,
+        step: &Move,
         marked: Option<Uuid>,
     ) -> impl Future<Output = Result<bool, sqlx::Error>> + Send;
 
@@ -256,7 +256,8 @@ pub trait Store: sqlx::Database {
         ids: &[Uuid],
     ) -> impl Future<Output = Result<Option<(Known, Vec<Uuid>)>, sqlx::Error>> + Send;
 
-    /// Deletes marks that are older than the window, a chunk at a time: those of this consumer in this chunk of the table.
+    /// Deletes marks that are older than the window, a chunk at a time: those of this consumer in this chunk of the table. Not those of
+    /// letters, and not those that a position with a hole below them may need.
     /// Returns the next chunk, `None` behind the last one.
     fn sweep(
         conn: &mut Self::Connection,

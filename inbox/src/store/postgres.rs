@@ -15,11 +15,11 @@ use crate::position::{Key, Known};
 const SQL: Templates = Templates {
     mark: "INSERT INTO {inbox} (consumer, message_id) SELECT $1, unnest($2::uuid[]) ON CONFLICT DO NOTHING RETURNING message_id",
     // The setting is that of the transaction that we began: a handler that ended it by itself moves no position.
-    advance_marked: "UPDATE {position} SET next = $7, seq = $8, updated_at = now() \
+    advance_marked: "UPDATE {position} SET next = $7, seq = $8, updated_at = now(), hole_since = CASE WHEN $9 THEN least(hole_since, now()) END \
               WHERE consumer = $1 AND topic = $2 AND partition = $3 AND owner = $4 AND next = $5 AND seq = $6 \
               AND current_setting('oncebox.transaction', true) = 'open' \
-              AND EXISTS (SELECT 1 FROM {inbox} WHERE consumer = $1 AND message_id = $9)",
-    advance: "UPDATE {position} SET next = $7, seq = $8, updated_at = now() \
+              AND EXISTS (SELECT 1 FROM {inbox} WHERE consumer = $1 AND message_id = $10)",
+    advance: "UPDATE {position} SET next = $7, seq = $8, updated_at = now(), hole_since = CASE WHEN $9 THEN least(hole_since, now()) END \
               WHERE consumer = $1 AND topic = $2 AND partition = $3 AND owner = $4 AND next = $5 AND seq = $6 \
               AND current_setting('oncebox.transaction', true) = 'open'",
     take: "UPDATE {position} SET owner = $4, seq = seq + 1, updated_at = now() \
@@ -96,8 +96,11 @@ const SQL: Templates = Templates {
     give_up: "UPDATE {dead_letter} SET replay_at = NULL, delayed = false, error = $2, attempts = attempts + 1 WHERE id = $1 AND delayed",
     refuse_key: "UPDATE {dead_letter} SET replay_at = NULL WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked",
     // Through the table by its pages: no index, no scan that begins at deleted rows, and each chunk costs the same.
-    sweep: "WITH gone AS (DELETE FROM {inbox} WHERE ctid >= format('(%s,0)', $3)::tid AND ctid < format('(%s,0)', $3 + 256)::tid \
-            AND consumer = $1 AND seen_at < clock_timestamp() - $2 * interval '1 second' RETURNING 1) \
+    // A mark stays beyond the window above a position that has a hole, and for as long as there is a letter of its message.
+    sweep: "WITH gone AS (DELETE FROM {inbox} AS m WHERE ctid >= format('(%s,0)', $3)::tid AND ctid < format('(%s,0)', $3 + 256)::tid \
+            AND consumer = $1 AND seen_at < least(clock_timestamp() - $2 * interval '1 second', \
+            (SELECT min(hole_since) FROM {position} WHERE consumer = $1)) \
+            AND NOT EXISTS (SELECT 1 FROM {dead_letter} AS d WHERE d.consumer = $1 AND d.message_id = m.message_id) RETURNING 1) \
             SELECT count(*), pg_relation_size('{inbox}') / current_setting('block_size')::bigint FROM gone",
 };
 

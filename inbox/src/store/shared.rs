@@ -45,8 +45,7 @@ macro_rules! implement_statements {
             conn: &mut Self::Connection,
             statements: &Statements,
             key: &$crate::position::Key,
-            from: &$crate::position::Known,
-            to: &$crate::position::Known,
+            step: &$crate::chain::Move,
             marked: Option<uuid::Uuid>,
         ) -> Result<bool, sqlx::Error> {
             let text = if marked.is_some() {
@@ -55,11 +54,12 @@ macro_rules! implement_statements {
                 &statements.advance
             };
             let mut query = $crate::store::shared::keyed::<$db>(text, key)
-                .bind(from.owner)
-                .bind(from.next)
-                .bind(from.seq)
-                .bind(to.next)
-                .bind(to.seq);
+                .bind(step.from.owner)
+                .bind(step.from.next)
+                .bind(step.from.seq)
+                .bind(step.to.next)
+                .bind(step.to.seq)
+                .bind(step.hole);
             if let Some(id) = marked {
                 query = query.bind(id);
             }

@@ -12,16 +12,19 @@ use super::statements::Templates;
 use super::{Recorded, Statements, Store};
 use crate::position::{Key, Known};
 
-// updated_at is for people; the expression is the one of the column's default. Lists of ids come as JSON.
+// updated_at is for people; the expression is the one of the column's default. Lists of ids come as JSON. hole_since lies a day back:
+// a mark is older than the end of its transaction.
 const SQL: Templates = Templates {
     mark: "INSERT INTO {inbox} (consumer, message_id) SELECT $1, unhex(value) FROM json_each($2) WHERE true \
            ON CONFLICT DO NOTHING RETURNING message_id",
     advance_marked: "UPDATE {position} SET next = $7, seq = $8, \
-              updated_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 \
+              updated_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000, \
+              hole_since = CASE WHEN $9 THEN min(coalesce(hole_since, 9e18), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 - 86400000000) END \
               WHERE consumer = $1 AND topic = $2 AND partition = $3 AND owner = $4 AND next = $5 AND seq = $6 \
-              AND EXISTS (SELECT 1 FROM {inbox} WHERE consumer = $1 AND message_id = $9)",
+              AND EXISTS (SELECT 1 FROM {inbox} WHERE consumer = $1 AND message_id = $10)",
     advance: "UPDATE {position} SET next = $7, seq = $8, \
-              updated_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 \
+              updated_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000, \
+              hole_since = CASE WHEN $9 THEN min(coalesce(hole_since, 9e18), CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 - 86400000000) END \
               WHERE consumer = $1 AND topic = $2 AND partition = $3 AND owner = $4 AND next = $5 AND seq = $6",
     take: "UPDATE {position} SET owner = $4, seq = seq + 1, \
            updated_at = CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 \
@@ -92,8 +95,10 @@ const SQL: Templates = Templates {
                   attempts = attempts + 1 WHERE id = $1 AND delayed",
     give_up: "UPDATE {dead_letter} SET replay_at = NULL, delayed = false, error = $2, attempts = attempts + 1 WHERE id = $1 AND delayed",
     refuse_key: "UPDATE {dead_letter} SET replay_at = NULL WHERE consumer = $1 AND topic = $2 AND key = $3 AND parked",
-    sweep: "DELETE FROM {inbox} WHERE consumer = $1 AND message_id IN (SELECT message_id FROM {inbox} WHERE consumer = $1 \
-            AND seen_at < CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 - $2 * 1000000 \
+    sweep: "DELETE FROM {inbox} WHERE consumer = $1 AND message_id IN (SELECT message_id FROM {inbox} AS m WHERE consumer = $1 \
+            AND seen_at < min(CAST(round((julianday('now') - 2440587.5) * 86400000) AS INTEGER) * 1000 - $2 * 1000000, \
+            (SELECT coalesce(min(hole_since), 9e18) FROM {position} WHERE consumer = $1)) \
+            AND NOT EXISTS (SELECT 1 FROM {dead_letter} AS d WHERE d.consumer = $1 AND d.message_id = m.message_id) \
             ORDER BY seen_at LIMIT 1000)",
 };
 

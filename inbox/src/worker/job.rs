@@ -47,7 +47,12 @@ pub(super) enum Ended {
 /// What came of taking the row of a partition.
 pub(super) enum Taken {
     /// It is ours, with what was tried in vain before.
-    Row(Row, BTreeMap<i64, Attempt>),
+    Row {
+        row: Row,
+        attempts: BTreeMap<i64, Attempt>,
+        /// Where the partition ended then.
+        high: i64,
+    },
     /// Somebody else was faster; try again.
     Later,
     Outage(&'static str, sqlx::Error),
@@ -95,12 +100,22 @@ impl<D: InboxStore> Job<D> {
                 refusal,
             }))
         })?;
+        let high = facts.high;
         match (start, taken) {
-            (Start::AtRow, Some((row, attempts))) => Ok(Taken::Row(row, attempts)),
+            (Start::AtRow, Some((row, attempts))) => Ok(Taken::Row {
+                row,
+                attempts,
+                high,
+            }),
             (Start::First(next), _) => {
                 let created = processor.create(key, facts.topic_id, next).await;
                 let created = created.map_err(outage("create a position"))?;
-                Ok(created.map_or(Taken::Later, |row| Taken::Row(row, BTreeMap::new())))
+                let attempts = BTreeMap::new();
+                Ok(created.map_or(Taken::Later, |row| Taken::Row {
+                    row,
+                    attempts,
+                    high,
+                }))
             }
             (Start::AtRow, None) => Ok(Taken::Later),
         }

@@ -474,8 +474,12 @@ impl<D: InboxStore> Worker<D> {
     }
 
     fn on_taken(&mut self, id: &Id, taken: job::Taken) -> Result<(), Error> {
-        let (row, attempts) = match taken {
-            job::Taken::Row(row, attempts) => (row, attempts),
+        let (row, attempts, high) = match taken {
+            job::Taken::Row {
+                row,
+                attempts,
+                high,
+            } => (row, attempts, high),
             job::Taken::Later => {
                 self.later(id, None);
                 return Ok(());
@@ -491,7 +495,8 @@ impl<D: InboxStore> Worker<D> {
         self.counters(&id.0).ownership(1);
         if let Some(slot) = self.slots.get_mut(id) {
             let (known, now) = (row.known(), Instant::now());
-            slot.partition.owned(known, row.topic_id, attempts, now);
+            slot.partition
+                .owned(known, high, row.topic_id, attempts, now);
             self.reassign = true;
             self.processor.step(Step::Owned);
         }

@@ -13,6 +13,11 @@ ALTER TABLE "{schema}"."{prefix}dead_letter"
   ADD COLUMN replays          integer     NOT NULL DEFAULT 0;
 CREATE INDEX "{prefix}dead_letter_replay" ON "{schema}"."{prefix}dead_letter" (consumer, replay_at) WHERE replay_at IS NOT NULL;
 CREATE INDEX "{prefix}dead_letter_parked" ON "{schema}"."{prefix}dead_letter" (consumer, topic, key, partition, record_offset) WHERE parked;
+-- The mark of a message stays for as long as there is a letter of it.
+CREATE INDEX "{prefix}dead_letter_message" ON "{schema}"."{prefix}dead_letter" (consumer, message_id);
+
+-- Since when messages above next may have been settled, by lanes that were faster than the first; NULL: none. Their marks stay.
+ALTER TABLE "{schema}"."{prefix}position" ADD COLUMN hole_since timestamptz;
 
 -- While a key is here, its messages are parked instead of handled. Read and locked after the marks, before the handler.
 CREATE TABLE "{schema}"."{prefix}blocked_key" (

@@ -12,6 +12,11 @@ ALTER TABLE "{prefix}dead_letter" ADD COLUMN replay_at        INTEGER;
 ALTER TABLE "{prefix}dead_letter" ADD COLUMN replays          INTEGER NOT NULL DEFAULT 0;
 CREATE INDEX "{prefix}dead_letter_replay" ON "{prefix}dead_letter" (consumer, replay_at) WHERE replay_at IS NOT NULL;
 CREATE INDEX "{prefix}dead_letter_parked" ON "{prefix}dead_letter" (consumer, topic, key, partition, record_offset) WHERE parked;
+-- The mark of a message stays for as long as there is a letter of it.
+CREATE INDEX "{prefix}dead_letter_message" ON "{prefix}dead_letter" (consumer, message_id);
+
+-- Since when messages above next may have been settled, by lanes that were faster than the first; NULL: none. Their marks stay.
+ALTER TABLE "{prefix}position" ADD COLUMN hole_since INTEGER;
 
 -- While a key is here, its messages are parked instead of handled.
 CREATE TABLE "{prefix}blocked_key" (
