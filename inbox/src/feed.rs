@@ -14,8 +14,8 @@ const PATIENCE: Duration = Duration::from_secs(3);
 pub(crate) trait Feed {
     /// The next event, or `None` after `timeout`.
     fn poll(&mut self, timeout: Duration) -> Option<ConsumerEvent>;
-    /// Replaces the assignment: (topic, partition, first offset).
-    fn assign(&mut self, partitions: &[(String, i32, i64)]) -> Result<(), Error>;
+    /// Fetches these partitions, (topic, partition, first offset), also those that are fetched already; the others go on.
+    fn start(&mut self, partitions: &[(String, i32, i64)]) -> Result<(), Error>;
     /// Stops fetching; what was fetched is thrown away.
     fn pause(&mut self, partitions: &[(String, i32)]) -> Result<(), Error>;
     /// Fetches again.
@@ -58,8 +58,8 @@ impl Feed for KafkaFeed {
         self.consumer.poll(timeout)
     }
 
-    fn assign(&mut self, partitions: &[(String, i32, i64)]) -> Result<(), Error> {
-        self.consumer.assign(partitions)
+    fn start(&mut self, partitions: &[(String, i32, i64)]) -> Result<(), Error> {
+        self.consumer.start(partitions)
     }
 
     fn pause(&mut self, partitions: &[(String, i32)]) -> Result<(), Error> {

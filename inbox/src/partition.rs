@@ -181,11 +181,6 @@ impl Partition {
         self.phase == Phase::Unowned && !self.row_busy && self.setbacks == 0
     }
 
-    /// Whether that is under way.
-    pub(crate) fn is_being_taken(&self) -> bool {
-        self.phase == Phase::Unowned && self.row_busy && self.setbacks == 0
-    }
-
     /// When there is something to do; `None` while that waits for what is under way.
     pub(crate) fn wakes(&self) -> Option<Instant> {
         if self.row_busy {
@@ -306,6 +301,16 @@ impl Partition {
     pub(crate) fn listens(&mut self) {
         self.listening = self.phase != Phase::Unowned;
         self.paused = false;
+    }
+
+    /// It could not be told.
+    pub(crate) fn listens_no_more(&mut self) {
+        self.listening = false;
+    }
+
+    /// Whether Kafka was told.
+    pub(crate) fn is_listening(&self) -> bool {
+        self.listening
     }
 
     /// The row is ours, and the partition ended at `reach` when that was so.

@@ -140,7 +140,12 @@ pub(crate) fn describe(
         }
         _ => operation.to_owned(),
     };
-    let reason = reason.to_owned();
+    let reason = match code {
+        Code::INCONSISTENT_GROUP_PROTOCOL => format!(
+            "{reason}: the group has members with another assignment strategy than cooperative-sticky; stop those, and this one joins by itself"
+        ),
+        _ => reason.to_owned(),
+    };
     if let Some(remedy) = remedy {
         return Error::Authorization {
             operation,

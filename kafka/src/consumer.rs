@@ -36,15 +36,14 @@ pub struct Message {
 pub enum ConsumerEvent {
     /// A record.
     Message(Message),
-    /// The group gave us exactly these partitions. Nothing is fetched yet: take ownership, then
-    /// call [`Consumer::assign`] with their offsets. The next rebalance waits until then, at most
-    /// `max.poll.interval.ms`.
+    /// The group gave us these partitions, besides those that we have. Nothing of them is fetched yet: take ownership, then
+    /// call [`Consumer::start`] with their offsets.
     Assigned(Vec<(String, i32)>),
-    /// These partitions are ours no more: they are already unassigned, and offsets can no longer be
-    /// stored for them. What was stored has been committed, if the broker still takes it.
+    /// These partitions are ours no more, the others still are: they are not fetched any more, and offsets can no longer
+    /// be stored for them. What was stored has been committed, if the broker still takes it.
     Revoked(Vec<(String, i32)>),
     /// The position is outside the log: the topic was re-created or cut, or records expired. The
-    /// partition is not fetched until it is assigned anew.
+    /// partition is not fetched until it is started anew.
     OutOfRange {
         /// Topic.
         topic: String,
@@ -72,8 +71,9 @@ pub enum ConsumerEvent {
 /// A group consumer, polled from one thread: blocking calls, no async.
 ///
 /// No automatic commit, no automatic offset store, `auto.offset.reset=error`,
-/// `isolation.level=read_committed`, eager assignment (`range`). A committed offset is the next one
-/// to read. `queued.min.messages` defaults to 10000 instead of librdkafka's 100000, and
+/// `isolation.level=read_committed`, cooperative assignment (`cooperative-sticky`, KIP-429): a rebalance stops only the
+/// partitions that move. All members of a group must use it, so one of another kind joins only after those have left. A
+/// committed offset is the next one to read. `queued.min.messages` defaults to 10000 instead of librdkafka's 100000, and
 /// `queued.max.messages.kbytes` to 4096 instead of 65536: of each partition so many messages or so much may
 /// wait in memory, whichever is reached first, and one more fetch. `fetch.queue.backoff.ms` defaults to 10 instead
 /// of 1000: what is fetched ahead lasts for less than a second.
@@ -133,12 +133,12 @@ impl Consumer {
         }
     }
 
-    /// Starts to fetch these partitions at these offsets, and no others: the answer to
-    /// [`ConsumerEvent::Assigned`], also if nothing was assigned.
+    /// Fetches these partitions from these offsets on; the others are fetched as before. What was fetched of them earlier is not
+    /// returned any more. A partition that is not ours (any more) is left out: [`ConsumerEvent::Revoked`] says so.
     ///
     /// # Errors
     /// If an offset is negative, or the client is closing.
-    pub fn assign(&self, partitions: &[(String, i32, i64)]) -> Result<(), Error> {
+    pub fn start(&self, partitions: &[(String, i32, i64)]) -> Result<(), Error> {
         if let Some((topic, partition, offset)) =
             partitions.iter().find(|(_, _, offset)| *offset < 0)
         {
@@ -147,7 +147,7 @@ impl Consumer {
                 format!("is {offset} for {topic} [{partition}]; a position is never negative");
             return Err(Error::config("offset", reason));
         }
-        self.client.assign(partitions)
+        self.client.start(partitions)
     }
 
     /// Goes on at another offset. Records that were fetched before are not returned any more.

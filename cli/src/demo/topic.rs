@@ -45,7 +45,7 @@ fn read(wiring: &Wiring, group: &str, expected: usize) -> anyhow::Result<Vec<Mes
             Some(ConsumerEvent::Assigned(partitions)) => {
                 let from_the_start: Vec<_> =
                     partitions.into_iter().map(|(t, p)| (t, p, 0)).collect();
-                consumer.assign(&from_the_start)?;
+                consumer.start(&from_the_start)?;
                 last = Instant::now();
             }
             Some(ConsumerEvent::Error(error)) if error.is_fatal() => return Err(error.into()),

@@ -19,17 +19,28 @@ impl<D: InboxStore> Worker<D> {
         self.tell(Command::Store((Arc::clone(&id.0), id.1), next));
     }
 
-    /// Tells Kafka to deliver every partition that is ours from behind the last message that came.
-    pub(super) fn assign(&mut self) {
-        self.reassign = false;
-        let partitions = self.slots.values_mut().map(|slot| &mut slot.partition);
-        let ours = partitions.filter_map(|p| {
-            p.listens();
-            Some((p.key.topic.to_string(), p.key.partition, p.next()?))
-        });
-        let ours = ours.collect();
-        self.assignment += 1;
-        self.tell(Command::Assign(self.assignment, ours));
+    /// Has Kafka deliver the partitions that have become ours.
+    pub(super) fn start(&mut self) {
+        let mut ours = Vec::new();
+        for slot in self.slots.values_mut() {
+            let partition = &mut slot.partition;
+            if partition.is_listening() {
+                continue;
+            }
+            if let Some(next) = partition.next() {
+                partition.listens();
+                slot.started = self.started + 1;
+                ours.push((
+                    partition.key.topic.to_string(),
+                    partition.key.partition,
+                    next,
+                ));
+            }
+        }
+        if !ours.is_empty() {
+            self.started += 1;
+            self.tell(Command::Start(self.started, ours));
+        }
     }
 
     /// Pauses partitions that wait or are full for long, and wakes those that do not; holds everything back for a moment

@@ -66,6 +66,8 @@ type Id = (Arc<str>, i32);
 /// A partition, and what is under way for it.
 struct Slot {
     partition: Partition,
+    /// Number of the [`Command::Start`] that concerned it last.
+    started: u64,
     under_way: Vec<AbortHandle>,
 }
 
@@ -81,12 +83,10 @@ pub(crate) struct Worker<D: InboxStore> {
     commands: blocking::Sender<Command>,
     events: mpsc::Receiver<Bundle>,
     full: Arc<AtomicBool>,
-    /// Number of the last assignment that Kafka was told.
-    assignment: u64,
+    /// Number of the last [`Command::Start`].
+    started: u64,
     /// The partition that was served last, so that the others come first.
     last: Option<Id>,
-    /// A partition has become ours since Kafka was last told where to deliver from.
-    reassign: bool,
     breaker: Breaker,
     /// What operators have paused.
     held: watch::Receiver<pause::Topics>,
@@ -133,9 +133,8 @@ pub(crate) async fn work<D: InboxStore, F: Feed + Send + 'static>(
         commands,
         events: happened,
         full,
-        assignment: 0,
+        started: 0,
         last: None,
-        reassign: false,
         held,
     };
     let result = worker.run().await;
@@ -209,12 +208,7 @@ impl<D: InboxStore> Worker<D> {
         }
         self.hold();
         self.dispatch(Instant::now()).await?;
-        // Ownership first, so that Kafka is told once.
-        let takes_are_due = self.slots.values().any(|s| s.partition.goes_first());
-        let takes_are_under_way = self.slots.values().any(|s| s.partition.is_being_taken());
-        if self.reassign && !takes_are_due && !takes_are_under_way {
-            self.assign();
-        }
+        self.start();
         self.adjust_flow(Instant::now());
         Ok(())
     }
@@ -360,23 +354,21 @@ impl<D: InboxStore> Worker<D> {
     }
 
     fn on_bundle(&mut self, bundle: Option<Bundle>) -> Result<(), Error> {
-        let (assignment, bundle) = bundle.ok_or(Error::Thread)?;
+        let (started, bundle) = bundle.ok_or(Error::Thread)?;
         bundle
             .into_iter()
-            .try_for_each(|happened| self.on_event(assignment, happened))
+            .try_for_each(|happened| self.on_event(started, happened))
     }
 
-    fn on_event(&mut self, assignment: u64, happened: Happened) -> Result<(), Error> {
+    fn on_event(&mut self, started: u64, happened: Happened) -> Result<(), Error> {
         match happened {
-            Happened::NotAssigned(e) => {
-                self.reassign = true;
-                Self::tolerate("assign partitions", e)
+            Happened::NotStarted(number, e) => {
+                let slots = self.slots.values_mut().filter(|s| s.started == number);
+                slots.for_each(|slot| slot.partition.listens_no_more());
+                Self::tolerate("start to fetch partitions", e)
             }
             Happened::Kafka(ConsumerEvent::Message(message)) => {
-                // Fetched before Kafka was told where to deliver from now: it comes again if it is wanted.
-                if assignment == self.assignment {
-                    self.on_message(message);
-                }
+                self.on_message(started, message);
                 Ok(())
             }
             Happened::Kafka(ConsumerEvent::End {
@@ -384,9 +376,8 @@ impl<D: InboxStore> Worker<D> {
                 partition,
                 offset,
             }) => {
-                if assignment == self.assignment
-                    && let Some(slot) = self.slots.get_mut(&(topic, partition))
-                {
+                let slot = self.slots.get_mut(&(topic, partition));
+                if let Some(slot) = slot.filter(|slot| slot.hears(started)) {
                     slot.partition.reached(offset);
                 }
                 Ok(())
@@ -403,14 +394,13 @@ impl<D: InboxStore> Worker<D> {
                     let (limits, now) = (self.settings.limits, Instant::now());
                     let slot = Slot {
                         partition: Partition::new(key, limits, now),
+                        started: 0,
                         under_way: Vec::new(),
                     };
                     if let Some(old) = self.slots.insert((topic, partition), slot) {
                         old.give_up();
                     }
                 }
-                // The next rebalance of the group waits for this answer, and taking ownership may wait for the database.
-                self.assign();
                 Ok(())
             }
             Happened::Kafka(ConsumerEvent::Revoked(revoked)) => {
@@ -439,9 +429,10 @@ impl<D: InboxStore> Worker<D> {
         }
     }
 
-    fn on_message(&mut self, message: Message) {
+    fn on_message(&mut self, started: u64, message: Message) {
         let id = (Arc::clone(&message.topic), message.partition);
-        let Some(slot) = self.slots.get_mut(&id) else {
+        let slot = self.slots.get_mut(&id);
+        let Some(slot) = slot.filter(|slot| slot.hears(started)) else {
             return;
         };
         let policy = &self.settings.foreign_id;
@@ -497,7 +488,6 @@ impl<D: InboxStore> Worker<D> {
             let (known, now) = (row.known(), Instant::now());
             slot.partition
                 .owned(known, high, row.topic_id, attempts, now);
-            self.reassign = true;
             self.processor.step(Step::Owned);
         }
         Ok(())
@@ -644,6 +634,11 @@ impl<D: InboxStore> Worker<D> {
 }
 
 impl Slot {
+    /// Whether it asked for what is delivered after this [`Command::Start`]. What was fetched before comes again if it is wanted.
+    fn hears(&self, started: u64) -> bool {
+        self.started <= started
+    }
+
     /// The partition is somebody else's: what is under way is dropped and rolled back.
     fn give_up(self) {
         self.partition.term().chain().in_doubt = true;

@@ -27,8 +27,8 @@ type Id = (Arc<str>, i32);
 
 /// What the thread is told.
 pub(crate) enum Command {
-    /// Deliver these partitions from these offsets, and no others. Events carry this number from then on.
-    Assign(u64, Vec<(String, i32, i64)>),
+    /// Deliver these partitions from these offsets. Events carry this number from then on.
+    Start(u64, Vec<(String, i32, i64)>),
     Pause(Vec<(String, i32)>),
     Resume(Vec<(String, i32)>),
     /// The database has committed everything of the partition below this offset (G7).
@@ -37,12 +37,13 @@ pub(crate) enum Command {
     Facts(Id, oneshot::Sender<Result<Option<Facts>, Error>>),
 }
 
-/// What the thread reports: the number of the assignment it belongs to, and what happened, in its order.
+/// What the thread reports: the number of the last [`Command::Start`] that it has carried out before, and what happened, in its order.
 pub(crate) type Bundle = (u64, Vec<Happened>);
 
 pub(crate) enum Happened {
     Kafka(ConsumerEvent),
-    NotAssigned(Error),
+    /// The [`Command::Start`] with this number failed.
+    NotStarted(u64, Error),
 }
 
 /// See the module.
@@ -58,7 +59,7 @@ pub(crate) struct Pump<F: Feed> {
 impl<F: Feed> Pump<F> {
     /// Works until nobody gives commands or listens any more; then commits offsets and leaves the group.
     pub(crate) fn run(mut self) {
-        let mut assignment = 0;
+        let mut started = 0;
         let mut stored: BTreeMap<Id, i64> = BTreeMap::new();
         let mut dirty = false;
         let mut committed = Instant::now();
@@ -80,11 +81,10 @@ impl<F: Feed> Pump<F> {
             // A question about a partition takes seconds when it has no leader: then it is time to poll again (G9).
             let asked = matches!(command, Some(Command::Facts(..)));
             if let Some(command) = command {
-                if let Err(e) = self.obey(command, &mut assignment, &mut stored) {
-                    let report = vec![Happened::NotAssigned(e)];
-                    if self.events.blocking_send((assignment, report)).is_err() {
-                        break;
-                    }
+                if let Some(failed) = self.obey(command, &mut started, &mut stored)
+                    && self.events.blocking_send((started, vec![failed])).is_err()
+                {
+                    break;
                 }
                 if !asked {
                     continue;
@@ -104,7 +104,7 @@ impl<F: Feed> Pump<F> {
                 continue;
             }
             let bundle = self.poll();
-            if !bundle.is_empty() && self.events.blocking_send((assignment, bundle)).is_err() {
+            if !bundle.is_empty() && self.events.blocking_send((started, bundle)).is_err() {
                 break;
             }
         }
@@ -134,15 +134,17 @@ impl<F: Feed> Pump<F> {
     fn obey(
         &mut self,
         command: Command,
-        assignment: &mut u64,
+        started: &mut u64,
         stored: &mut BTreeMap<Id, i64>,
-    ) -> Result<(), Error> {
+    ) -> Option<Happened> {
         match command {
-            Command::Assign(number, partitions) => {
-                self.feed.assign(&partitions)?;
-                *assignment = number;
+            Command::Start(number, partitions) => {
+                if let Err(e) = self.feed.start(&partitions) {
+                    return Some(Happened::NotStarted(number, e));
+                }
+                *started = number;
                 let names: Vec<_> = partitions.into_iter().map(|(t, p, _)| (t, p)).collect();
-                // A pause outlives an assignment in librdkafka.
+                // A pause outlives that in librdkafka.
                 if let Err(e) = self.feed.resume(&names) {
                     tracing::debug!(error = %e, "not resumed");
                 }
@@ -165,7 +167,7 @@ impl<F: Feed> Pump<F> {
                 stored.insert(id, next);
             }
         }
-        Ok(())
+        None
     }
 
     /// Hands the offsets to the client. Whether there were any.

@@ -34,6 +34,12 @@ async fn two_consumers_share_and_hand_over_partitions() {
     scene.publish_numbers(MESSAGES / 2..MESSAGES).await;
     until(async || two.stats.effects() >= 50).await;
     assert!(one.stats.effects() > 0);
+    let taken = [&one, &two].map(|consumer| consumer.stats.ownership());
+    assert_eq!(
+        taken,
+        [4, 2],
+        "the partitions that stay are not taken again"
+    );
     one.stop().await.unwrap();
     scene.effects_reach(i64::from(MESSAGES)).await;
     two.stop().await.unwrap();

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use rdkafka_sys as rdsys;
 
 use super::code::{Code, raw, text};
-use super::consumer::Rebalance;
+use super::consumer::Group;
 use super::producer::Acks;
 use super::tap::Tap;
 use crate::classify;
@@ -26,7 +26,7 @@ pub(crate) struct Shared {
     pub(super) acks: Acks,
     /// Payloads that librdkafka points to.
     pub(super) in_flight: Mutex<Vec<Bytes>>,
-    pub(super) rebalances: Mutex<VecDeque<Rebalance>>,
+    pub(super) group: Mutex<Group>,
     pub(super) complaints: Complaints,
 }
 

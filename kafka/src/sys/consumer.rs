@@ -1,6 +1,7 @@
 //! A group consumer that decides nothing by itself, and the questions that need one.
 
 use std::borrow::Cow;
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex};
@@ -25,6 +26,15 @@ type NativeList = rdsys::rd_kafka_topic_partition_list_t;
 pub(crate) enum Rebalance {
     Assigned(Vec<(String, i32)>),
     Revoked(Vec<(String, i32)>),
+}
+
+/// What the group has told this member.
+#[derive(Default)]
+pub(crate) struct Group {
+    /// What is to be reported.
+    rebalances: VecDeque<Rebalance>,
+    /// The partitions that are ours.
+    granted: BTreeSet<(String, i32)>,
 }
 
 /// What one poll brought.
@@ -74,7 +84,10 @@ impl ConsumerClient {
             ("auto.offset.reset", "error".to_owned()),
             ("enable.partition.eof", "true".to_owned()),
             ("group.protocol", "classic".to_owned()),
-            ("partition.assignment.strategy", "range".to_owned()),
+            (
+                "partition.assignment.strategy",
+                "cooperative-sticky".to_owned(),
+            ),
         ];
         // librdkafka would fetch 100 000 messages or 64 MiB of each partition ahead, whichever comes first, and
         // keeps some 250 bytes besides for each.
@@ -115,18 +128,52 @@ impl ConsumerClient {
         )
     }
 
+    /// Fetches these partitions and no others, outside of a group.
     pub(crate) fn assign(&self, partitions: &[(String, i32, i64)]) -> Result<(), Error> {
         self.with(
             partitions.iter().map(|(t, p, o)| (t, *p, *o)),
             "assign",
             |rk, list| {
                 // SAFETY: both live during the call.
-                unsafe {
-                    let_stops_finish(rk);
-                    raw::rd_kafka_assign(rk, list)
-                }
+                unsafe { raw::rd_kafka_assign(rk, list) }
             },
         )
+    }
+
+    /// Fetches these partitions of the group's from these offsets on, also those that are fetched already; the others go on.
+    /// Partitions that the group has not given us, or has taken back, are left out.
+    pub(crate) fn start(&self, partitions: &[(String, i32, i64)]) -> Result<(), Error> {
+        const OPERATION: &str = "start to fetch";
+        let start = Instant::now();
+        let rk = self.client.rk();
+        let (mut old, mut new) = (Vec::new(), Vec::new());
+        {
+            // The callback runs in this thread too, inside of `poll`: nothing is taken back meanwhile.
+            let granted = &lock(&self.client.shared().group).granted;
+            // SAFETY: the handle is live.
+            let fetched = unsafe { fetched(rk) };
+            for (topic, partition, offset) in partitions {
+                let id = (topic.clone(), *partition);
+                if granted.contains(&id) {
+                    new.push((topic, *partition, *offset));
+                    if fetched.contains(&id) {
+                        old.push((topic, *partition, NO_OFFSET));
+                    }
+                }
+            }
+        }
+        let change = |change: Change, partitions: Vec<(&String, i32, i64)>| {
+            let list = self.list(partitions.into_iter(), OPERATION)?;
+            // SAFETY: both live during the call; the error is ours.
+            let result = unsafe { take_error(change(rk, list.ptr())) };
+            result.map_err(|error| self.client.explain(OPERATION, &error, start, None))
+        };
+        if !old.is_empty() {
+            change(rdsys::rd_kafka_incremental_unassign, old)?;
+            // SAFETY: the handle is live.
+            unsafe { fetched(rk) };
+        }
+        change(rdsys::rd_kafka_incremental_assign, new)
     }
 
     pub(crate) fn pause(&self, partitions: &[(String, i32)]) -> Result<(), Error> {
@@ -324,7 +371,7 @@ impl ConsumerClient {
     /// What a callback has left behind.
     fn waiting(&self) -> Option<Polled> {
         let shared = self.client.shared();
-        if let Some(rebalance) = lock(&shared.rebalances).pop_front() {
+        if let Some(rebalance) = lock(&shared.group).rebalances.pop_front() {
             return Some(Polled::Rebalance(rebalance));
         }
         let (code, reason) = shared.complaints.take()?;
@@ -493,22 +540,32 @@ unsafe fn headers(message: *const rdsys::rd_kafka_message_t) -> Vec<(String, Opt
     all
 }
 
-/// Waits until the partitions that an earlier assignment gave up have stopped. A partition that is given up again before that is
-/// stopped twice, and librdkafka 2.12 aborts the process (`rd_kafka_assignment_partition_stopped`: `rktp_started`).
+/// `rd_kafka_incremental_assign` or `rd_kafka_incremental_unassign`.
+type Change =
+    unsafe extern "C" fn(*mut rdsys::rd_kafka_t, *const NativeList) -> *mut rdsys::rd_kafka_error_t;
+
+/// Which partitions are fetched. Waits until those that were given up before have stopped: a partition that is given up again before that
+/// is stopped twice, and librdkafka 2.12 aborts the process (`rd_kafka_assignment_partition_stopped`: `rktp_started`).
 ///
-/// Its main thread works on one queue in order: the stops are there since the assignment, their ends before this question is
-/// answered, and the next assignment comes behind them.
+/// Its main thread works on one queue in order: the stops are there since the call that gave up, their ends before this question is
+/// answered, and the next call comes behind them.
 ///
 /// # Safety
 /// The handle is live.
-unsafe fn let_stops_finish(rk: *mut rdsys::rd_kafka_t) {
+unsafe fn fetched(rk: *mut rdsys::rd_kafka_t) -> BTreeSet<(String, i32)> {
     let mut current = ptr::null_mut();
     // SAFETY: the handle is live; the list is ours and freed here.
     unsafe {
         rdsys::rd_kafka_assignment(rk, &raw mut current);
-        if !current.is_null() {
-            rdsys::rd_kafka_topic_partition_list_destroy(current);
+        if current.is_null() {
+            return BTreeSet::new();
         }
+        let fetched = list::elements(current);
+        rdsys::rd_kafka_topic_partition_list_destroy(current);
+        fetched
+            .into_iter()
+            .map(|e| (e.topic, e.partition))
+            .collect()
     }
 }
 
@@ -519,26 +576,40 @@ pub(super) unsafe extern "C" fn on_rebalance(
     opaque: *mut c_void,
 ) {
     // SAFETY: `opaque` is the client's `Shared`; the list lives during the call.
-    let (shared, partitions) = unsafe {
+    let (shared, partitions): (_, Vec<_>) = unsafe {
         let partitions = list::elements(partitions)
             .into_iter()
             .map(|e| (e.topic, e.partition))
             .collect();
         (&*opaque.cast::<Shared>(), partitions)
     };
-    let event = if Code(err) == Code::LOCAL_ASSIGN_PARTITIONS {
-        // Not assigned here: where to start is known only after ownership has been taken in the
-        // database (G6).
-        Rebalance::Assigned(partitions)
+    let mut group = lock(&shared.group);
+    if Code(err) == Code::LOCAL_ASSIGN_PARTITIONS {
+        group.granted.extend(partitions.iter().cloned());
+        // The answer that the group waits for. What is fetched from where is known only after ownership has been taken in
+        // the database (G6).
+        change(rk, rdsys::rd_kafka_incremental_assign, Vec::new());
+        group.rebalances.push_back(Rebalance::Assigned(partitions));
     } else {
-        // SAFETY: the handle is live; a null list means what is stored (without waiting for the
-        // answer), and then unassigns everything.
-        unsafe {
+        // SAFETY: the handle is live; a null list means what is stored, without waiting for the answer.
+        let fetched = unsafe {
             raw::rd_kafka_commit(rk, ptr::null(), 1);
-            let_stops_finish(rk);
-            raw::rd_kafka_assign(rk, ptr::null());
+            fetched(rk)
+        };
+        for id in &partitions {
+            group.granted.remove(id);
         }
-        Rebalance::Revoked(partitions)
-    };
-    lock(&shared.rebalances).push_back(event);
+        let stop = partitions.iter().filter(|id| fetched.contains(id));
+        change(rk, rdsys::rd_kafka_incremental_unassign, stop.collect());
+        group.rebalances.push_back(Rebalance::Revoked(partitions));
+    }
+}
+
+/// A change of what is fetched, as the answer to a rebalance. librdkafka itself logs one that fails.
+fn change(rk: *mut rdsys::rd_kafka_t, change: Change, partitions: Vec<&(String, i32)>) {
+    let list = List::of(partitions.into_iter().map(|(t, p)| (t, *p, NO_OFFSET)));
+    if let Ok(list) = list {
+        // SAFETY: both live during the call; the error is ours.
+        let _ = unsafe { take_error(change(rk, list.ptr())) };
+    }
 }

@@ -5,6 +5,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use oncebox_kafka::{Config, Consumer, ConsumerEvent, Message, Record, TransactionalProducer};
 use oncebox_migrations::headers;
+use rdkafka::ClientConfig;
+use rdkafka::consumer::{BaseConsumer, Consumer as _};
 
 use crate::support::{kafka, open, record, records, topic, unique};
 
@@ -57,18 +59,18 @@ async fn filled(config: &Config, name: &str, payloads: &[&str]) -> (String, Tran
 }
 
 #[tokio::test]
-async fn nothing_is_fetched_before_assign_and_then_from_the_given_offset() {
+async fn nothing_is_fetched_before_start_and_then_from_the_given_offset() {
     let Some(config) = kafka() else { return };
     let (topic, producer) = filled(&config, "assign", &["a", "b", "c"]).await;
     let consumer = subscribe(&config, &unique("inventory"), &topic);
     assert_eq!(assigned(&consumer), [(topic.clone(), 0)]);
     quiet(&consumer);
-    consumer.assign(&[(topic.clone(), 0, 1)]).unwrap();
+    consumer.start(&[(topic.clone(), 0, 1)]).unwrap();
     assert_eq!(message(&consumer).payload.unwrap(), "b");
     // Three records and the commit marker.
     assert_eq!(consumer.watermarks(&topic, 0, WAIT).unwrap(), (0, 4));
     assert_eq!(message(&consumer).payload.unwrap(), "c");
-    assert!(consumer.assign(&[(topic.clone(), 0, -1)]).is_err());
+    assert!(consumer.start(&[(topic.clone(), 0, -1)]).is_err());
     consumer.seek(&topic, 0, 0, WAIT).unwrap();
     assert_eq!(message(&consumer).payload.unwrap(), "a");
     // Paused = nothing; resumed = where it stopped.
@@ -83,11 +85,11 @@ async fn nothing_is_fetched_before_assign_and_then_from_the_given_offset() {
 /// librdkafka 2.12 stops a partition twice that it is asked to give up while it is still stopping it, and then aborts the
 /// process: this one is a child.
 #[tokio::test]
-async fn g9_assignments_in_quick_succession_do_not_abort_the_process() {
+async fn g9_starts_in_quick_succession_do_not_abort_the_process() {
     const CHILD: &str = "ONCEBOX_TEST_CHILD";
     let Some(config) = kafka() else { return };
     if std::env::var_os(CHILD).is_none() {
-        let name = "consuming::g9_assignments_in_quick_succession_do_not_abort_the_process";
+        let name = "consuming::g9_starts_in_quick_succession_do_not_abort_the_process";
         let child = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", name, "--nocapture"])
             .env(CHILD, "1")
@@ -108,10 +110,10 @@ async fn g9_assignments_in_quick_succession_do_not_abort_the_process() {
             .map(|(t, p)| (t.clone(), *p, 0))
             .collect();
         consumer
-            .assign(&some[..some.len() - (n % 3) as usize])
+            .start(&some[..some.len() - (n % 3) as usize])
             .unwrap();
     }
-    consumer.assign(&[(topic.clone(), 0, 0)]).unwrap();
+    consumer.start(&[(topic.clone(), 0, 0)]).unwrap();
     assert!(matches!(event(&consumer), ConsumerEvent::End { .. }));
     consumer.close();
 }
@@ -124,7 +126,7 @@ async fn what_is_committed_is_the_next_offset_and_only_what_was_stored() {
     let consumer = subscribe(&config, &group, &topic);
     assert!(consumer.store(&topic, 0, 1).is_err(), "not assigned yet");
     assigned(&consumer);
-    consumer.assign(&[(topic.clone(), 0, 0)]).unwrap();
+    consumer.start(&[(topic.clone(), 0, 0)]).unwrap();
     for expected in ["a", "b", "c"] {
         assert_eq!(message(&consumer).payload.unwrap(), expected);
     }
@@ -160,7 +162,7 @@ async fn a_position_outside_the_log_is_reported_and_moves_nothing() {
     let (topic, producer) = filled(&config, "range", &["a"]).await;
     let consumer = subscribe(&config, &unique("inventory"), &topic);
     assigned(&consumer);
-    consumer.assign(&[(topic.clone(), 0, 1_000)]).unwrap();
+    consumer.start(&[(topic.clone(), 0, 1_000)]).unwrap();
     match event(&consumer) {
         ConsumerEvent::OutOfRange {
             topic: t,
@@ -175,7 +177,7 @@ async fn a_position_outside_the_log_is_reported_and_moves_nothing() {
     }
     quiet(&consumer);
     // The way out: another offset.
-    consumer.assign(&[(topic.clone(), 0, 0)]).unwrap();
+    consumer.start(&[(topic.clone(), 0, 0)]).unwrap();
     assert_eq!(message(&consumer).payload.unwrap(), "a");
     consumer.close();
     producer.close().await;
@@ -199,7 +201,7 @@ async fn tombstones_and_headers_arrive_as_they_were_sent() {
     producer.transact(transaction).await.unwrap();
     let consumer = subscribe(&config, &unique("inventory"), &topic);
     assigned(&consumer);
-    consumer.assign(&[(topic.clone(), 0, 0)]).unwrap();
+    consumer.start(&[(topic.clone(), 0, 0)]).unwrap();
     let first = message(&consumer);
     let header = |n: &str, v: Option<&'static [u8]>| (n.to_owned(), v.map(Bytes::from_static));
     assert_eq!(
@@ -222,58 +224,121 @@ async fn tombstones_and_headers_arrive_as_they_were_sent() {
     producer.close().await;
 }
 
+/// KIP-429: only the partition that moves stops.
 #[tokio::test]
-async fn a_second_member_takes_partitions_over_after_the_first_has_given_them_up() {
+async fn a_second_member_takes_one_partition_over_and_the_other_goes_on() {
     let Some(config) = kafka() else { return };
     let topic = topic(&config, "rebalance", 2).await;
+    let producer = open(&config, &unique("oncebox.consuming")).await;
+    // One for each partition.
+    let keys = [0, 1].map(|partition| {
+        let mut keys = (0..).map(|n: i32| n.to_string());
+        keys.find(|key| oncebox_kafka::partition::for_key(key.as_bytes(), 2) == partition)
+            .unwrap()
+    });
+    let publish = async |text: &str| {
+        let mut transaction = records(&topic, &[]);
+        let all = keys.iter().map(|key| record(&topic, key, text.as_bytes()));
+        transaction.records = all.collect();
+        producer.transact(transaction).await.unwrap();
+    };
+    publish("before").await;
     let group = unique("inventory");
     let config = config.set("heartbeat.interval.ms", "300");
     let first = subscribe(&config, &group, &topic);
     assert_eq!(assigned(&first).len(), 2);
-    first
-        .assign(&[(topic.clone(), 0, 0), (topic.clone(), 1, 0)])
-        .unwrap();
+    let both = [(topic.clone(), 0, 0), (topic.clone(), 1, 0)];
+    first.start(&both).unwrap();
     let second = subscribe(&config, &group, &topic);
     let start = Instant::now();
-    let (mut revoked, mut one, mut two) = (None, None, None);
-    while one.is_none() || two.is_none() {
+    let (mut moved, mut got) = (None, None);
+    let mut seen = Vec::new();
+    while moved.is_none() || got.is_none() {
         assert!(start.elapsed() < WAIT);
         match first.poll(Duration::from_millis(50)) {
-            Some(ConsumerEvent::Revoked(partitions)) => {
-                assert!(
-                    first.store(&topic, partitions[0].1, 0).is_err(),
-                    "already unassigned"
-                );
-                revoked = Some(partitions);
-            }
-            Some(ConsumerEvent::Assigned(partitions)) => {
-                first
-                    .assign(&[(topic.clone(), partitions[0].1, 0)])
-                    .unwrap();
-                one = Some(partitions);
-            }
+            Some(ConsumerEvent::Revoked(partitions)) => moved = Some(partitions),
+            Some(ConsumerEvent::Assigned(partitions)) => assert!(partitions.is_empty()),
+            Some(ConsumerEvent::Message(message)) => seen.push(message.partition),
             _ => {}
         }
-        if let Some(ConsumerEvent::Assigned(partitions)) = second.poll(Duration::from_millis(50)) {
-            second
-                .assign(&[(topic.clone(), partitions[0].1, 0)])
-                .unwrap();
-            two = Some(partitions);
+        match second.poll(Duration::from_millis(50)) {
+            Some(ConsumerEvent::Assigned(partitions)) if partitions.is_empty() => {}
+            Some(ConsumerEvent::Assigned(partitions)) => got = Some(partitions),
+            _ => {}
         }
     }
-    assert_eq!(revoked.unwrap().len(), 2);
-    assert_ne!(one.unwrap(), two.unwrap());
+    seen.sort_unstable();
+    assert_eq!(seen, [0, 1], "each once, although the group was rebalanced");
+    let moved = moved.unwrap();
+    assert_eq!(got.as_ref(), Some(&moved));
+    let [(_, gone)] = moved[..] else {
+        panic!("{moved:?}")
+    };
+    assert!(first.store(&topic, gone, 0).is_err(), "not ours any more");
+    // A start that crosses the revocation.
+    first.start(&[(topic.clone(), gone, 0)]).unwrap();
+    publish("after").await;
+    let came = message(&first);
+    assert_eq!(came.partition, 1 - gone, "it was never told to start again");
+    assert_eq!(came.payload.unwrap(), "after");
+    quiet(&first);
+    second.start(&[(topic.clone(), gone, 0)]).unwrap();
+    assert_eq!(message(&second).payload.unwrap(), "before");
     // A member that goes gives its partitions back.
-    drop(second);
+    second.close();
+    let start = Instant::now();
+    let back = loop {
+        assert!(start.elapsed() < WAIT);
+        match first.poll(Duration::from_millis(100)) {
+            Some(ConsumerEvent::Assigned(partitions)) if !partitions.is_empty() => {
+                break partitions;
+            }
+            Some(ConsumerEvent::Revoked(partitions)) => panic!("{partitions:?}"),
+            _ => {}
+        }
+    };
+    assert_eq!(back, moved);
+    first.close();
+    producer.close().await;
+}
+
+#[tokio::test]
+async fn a_member_of_another_kind_is_named_and_waited_for() {
+    let Some(config) = kafka() else { return };
+    let topic = topic(&config, "mixed", 1).await;
+    let group = unique("inventory");
+    let old: BaseConsumer = ClientConfig::new()
+        .set("bootstrap.servers", &config.bootstrap)
+        .set("group.id", &group)
+        .set("partition.assignment.strategy", "range")
+        .create()
+        .unwrap();
+    old.subscribe(&[&topic]).unwrap();
+    let start = Instant::now();
+    while old.assignment().unwrap().count() == 0 {
+        assert!(start.elapsed() < WAIT);
+        let _ = old.poll(Duration::from_millis(100));
+    }
+    let consumer = subscribe(&config, &group, &topic);
+    match event(&consumer) {
+        ConsumerEvent::Error(error) => {
+            let text = error.to_string();
+            assert!(text.contains("another assignment strategy"), "{text}");
+            assert!(!error.is_fatal(), "{text}");
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(old);
     let start = Instant::now();
     loop {
         assert!(start.elapsed() < WAIT);
-        match first.poll(Duration::from_millis(100)) {
-            Some(ConsumerEvent::Assigned(partitions)) if partitions.len() == 2 => break,
-            _ => {}
+        if let Some(ConsumerEvent::Assigned(partitions)) = consumer.poll(Duration::from_millis(100))
+        {
+            assert_eq!(partitions, [(topic, 0)]);
+            break;
         }
     }
-    first.close();
+    consumer.close();
 }
 
 #[tokio::test]

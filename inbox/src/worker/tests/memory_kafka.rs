@@ -289,8 +289,9 @@ impl Feed for MemoryFeed {
         }
     }
 
-    fn assign(&mut self, partitions: &[(String, i32, i64)]) -> Result<(), Error> {
-        self.positions = partitions.iter().map(|(_, p, at)| (*p, *at)).collect();
+    fn start(&mut self, partitions: &[(String, i32, i64)]) -> Result<(), Error> {
+        self.positions
+            .extend(partitions.iter().map(|(_, p, at)| (*p, *at)));
         Ok(())
     }
 
