@@ -170,8 +170,6 @@ impl ConsumerClient {
         };
         if !old.is_empty() {
             change(rdsys::rd_kafka_incremental_unassign, old)?;
-            // SAFETY: the handle is live.
-            unsafe { fetched(rk) };
         }
         change(rdsys::rd_kafka_incremental_assign, new)
     }
