@@ -542,11 +542,7 @@ unsafe fn headers(message: *const rdsys::rd_kafka_message_t) -> Vec<(String, Opt
 type Change =
     unsafe extern "C" fn(*mut rdsys::rd_kafka_t, *const NativeList) -> *mut rdsys::rd_kafka_error_t;
 
-/// Which partitions are fetched. Waits until those that were given up before have stopped: a partition that is given up again before that
-/// is stopped twice, and librdkafka 2.12 aborts the process (`rd_kafka_assignment_partition_stopped`: `rktp_started`).
-///
-/// Its main thread works on one queue in order: the stops are there since the call that gave up, their ends before this question is
-/// answered, and the next call comes behind them.
+/// Which partitions are fetched. librdkafka's main thread answers, which has carried out every call before.
 ///
 /// # Safety
 /// The handle is live.

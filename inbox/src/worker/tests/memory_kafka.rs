@@ -29,8 +29,18 @@ struct State {
     markers: HashSet<(i32, i64)>,
     /// Partitions that a member has paused.
     paused: HashSet<i32>,
+    /// The poll behind the next question about a partition takes long.
+    slow: Slow,
     /// Added to every member's position at its next poll: redelivery.
     rewind: HashMap<usize, i64>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Slow {
+    #[default]
+    No,
+    AfterTheQuestion,
+    Now,
 }
 
 #[derive(Default)]
@@ -162,6 +172,16 @@ impl MemoryKafka {
         self.state().closed
     }
 
+    /// The poll that follows the next question about a partition takes long, and brings what is there at its end.
+    pub(super) fn be_slow_after_the_question(&self) {
+        self.state().slow = Slow::AfterTheQuestion;
+    }
+
+    /// Whether that poll is under way.
+    pub(super) fn is_slow(&self) -> bool {
+        self.state().slow == Slow::Now
+    }
+
     /// A new member, with nothing assigned.
     pub(super) fn join(&self) -> MemoryFeed {
         let mut state = self.state();
@@ -279,6 +299,10 @@ impl MemoryFeed {
 
 impl Feed for MemoryFeed {
     fn poll(&mut self, timeout: Duration) -> Option<ConsumerEvent> {
+        if self.kafka.is_slow() {
+            std::thread::sleep(Duration::from_millis(300));
+            self.kafka.state().slow = Slow::No;
+        }
         let until = Instant::now() + timeout;
         loop {
             let event = self.next();
@@ -323,7 +347,10 @@ impl Feed for MemoryFeed {
     }
 
     fn facts(&mut self, _topic: &str, partition: i32) -> Result<Option<Facts>, Error> {
-        let state = self.kafka.state();
+        let mut state = self.kafka.state();
+        if state.slow == Slow::AfterTheQuestion {
+            state.slow = Slow::Now;
+        }
         let log = &state.partitions[&partition];
         Ok(Some(Facts {
             topic_id: state.topic_id.clone(),

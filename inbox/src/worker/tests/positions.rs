@@ -132,13 +132,8 @@ async fn g10_a_range_that_goes_missing_while_the_consumer_runs_stops_it() {
     ));
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn g10_a_restored_database_is_noticed_and_what_is_missing_is_applied_again() {
-    let bench = Bench::new(1).await;
-    fill(&bench, 0, 0..10);
-    let worker = bench.start(&[0], Options::default());
-    bench.settled(0, 10).await;
-    // Back to the state after five messages: marks, effects and position, without a rebalance.
+/// Back to the state after five messages: marks, effects and position, without a rebalance.
+async fn restore_five_of_ten(bench: &Bench) {
     let mut tx = bench.pool.begin_with("BEGIN IMMEDIATE").await.unwrap();
     for sql in [
         "DELETE FROM effect WHERE place >= 5",
@@ -150,6 +145,32 @@ async fn g10_a_restored_database_is_noticed_and_what_is_missing_is_applied_again
         sqlx::query(sql).execute(&mut *tx).await.unwrap();
     }
     tx.commit().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g10_what_an_earlier_start_brings_late_is_not_taken() {
+    let bench = Bench::new(1).await;
+    fill(&bench, 0, 0..10);
+    let worker = bench.start(&[0], Options::default());
+    bench.settled(0, 10).await;
+    // Polled for the start at 0, while the one at 5 is on its way.
+    bench.kafka.be_slow_after_the_question();
+    restore_five_of_ten(&bench).await;
+    until(async || bench.kafka.is_slow()).await;
+    fill(&bench, 0, 10..12);
+    bench.settled(0, 12).await;
+    worker.stop().await.unwrap();
+    let expected: Vec<String> = (0..12).map(|n| n.to_string()).collect();
+    assert_eq!(bench.effects().await, expected, "nothing is passed");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn g10_a_restored_database_is_noticed_and_what_is_missing_is_applied_again() {
+    let bench = Bench::new(1).await;
+    fill(&bench, 0, 0..10);
+    let worker = bench.start(&[0], Options::default());
+    bench.settled(0, 10).await;
+    restore_five_of_ten(&bench).await;
     bench.settled(0, 10).await;
     worker.stop().await.unwrap();
     let expected: Vec<String> = (0..10).map(|n| n.to_string()).collect();
