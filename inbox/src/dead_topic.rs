@@ -66,14 +66,14 @@ fn with_content(mut message: Message, delivery: &Delivery) -> Message {
         Some(payload) => message.payload(payload.to_vec()),
         None => message.tombstone(),
     };
-    if let Some(kind) = &delivery.kind {
+    if let Some(kind) = delivery.kind() {
         message = message.kind(kind);
     }
-    for (name, value) in delivery.headers.iter() {
+    for (name, value) in &delivery.headers {
         let name = if name.starts_with("oncebox-") {
             format!("dead-{name}")
         } else {
-            name.clone()
+            name.to_owned()
         };
         message = match value {
             Some(value) => message.header(name, value.to_vec()),

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use oncebox_kafka::Headers;
 use oncebox_kafka::envelope::{self, EnvelopeError};
 use serde::de::DeserializeOwned;
 use time::OffsetDateTime;
@@ -31,23 +32,15 @@ pub struct Delivery {
     /// Payload; `None` is a tombstone.
     pub payload: Option<Bytes>,
     /// All headers of the record in their order, the envelope's included.
-    pub headers: Arc<[(String, Option<Bytes>)]>,
+    pub headers: Headers,
     /// The message's identity: from the envelope, or as [`ForeignId`] says.
     pub message_id: Uuid,
-    /// The message's type, as given to `Message::kind` when it was enqueued.
-    pub kind: Option<String>,
-    /// Name of the outbox it came from.
-    pub source: Option<String>,
-    /// Epoch of that outbox: raised when its ids may be issued twice.
+    /// Epoch of the outbox it came from: raised when its ids may be issued twice.
     pub source_epoch: Option<i64>,
     /// The message's id in that outbox.
     pub outbox_id: Option<i64>,
     /// When the message was enqueued.
     pub created_at: Option<OffsetDateTime>,
-    /// W3C trace context of the transaction that enqueued it.
-    pub traceparent: Option<String>,
-    /// W3C trace state.
-    pub tracestate: Option<String>,
     /// Which attempt at this message this is, from 1. Attempts that were written down count on after a restart or a rebalance;
     /// those that follow each other within half a second, and calls among other messages of a batch, do not count.
     pub attempt: u32,
@@ -71,10 +64,35 @@ impl Delivery {
     /// The value of the first header of this name.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&[u8]> {
-        self.headers
-            .iter()
-            .find(|(n, _)| n == name)
-            .and_then(|(_, value)| value.as_deref())
+        self.headers.get(name)
+    }
+
+    /// The message's type, as given to `Message::kind` when it was enqueued.
+    #[must_use]
+    pub fn kind(&self) -> Option<&str> {
+        self.text("oncebox-type")
+    }
+
+    /// Name of the outbox it came from.
+    #[must_use]
+    pub fn source(&self) -> Option<&str> {
+        self.text("oncebox-source")
+    }
+
+    /// W3C trace context of the transaction that enqueued it.
+    #[must_use]
+    pub fn traceparent(&self) -> Option<&str> {
+        self.text("traceparent")
+    }
+
+    /// W3C trace state.
+    #[must_use]
+    pub fn tracestate(&self) -> Option<&str> {
+        self.text("tracestate")
+    }
+
+    fn text(&self, name: &str) -> Option<&str> {
+        std::str::from_utf8(self.header(name)?).ok()
     }
 }
 
@@ -96,31 +114,25 @@ pub(crate) fn identify(
     topic_id: &str,
     policy: &ForeignId,
 ) -> (Delivery, Identified) {
-    let decoded = envelope::decode(&message.headers);
     let mut delivery = Delivery {
         timestamp_ms: (message.timestamp_ms >= 0).then_some(message.timestamp_ms),
         message_id: Uuid::nil(),
-        kind: None,
-        source: None,
         source_epoch: None,
         outbox_id: None,
         created_at: None,
-        traceparent: text(&message, "traceparent"),
-        tracestate: text(&message, "tracestate"),
         attempt: 1,
         topic: message.topic,
         partition: message.partition,
         offset: message.offset,
         key: message.key,
         payload: message.payload,
-        headers: message.headers.into(),
+        headers: message.headers,
     };
+    let headers = delivery.headers.clone();
     let by_place = |d: &Delivery| foreign::by_place(topic_id, d.partition, d.offset);
-    let identified = match decoded {
+    let identified = match envelope::decode(&headers) {
         Ok(Some(decoded)) => {
             delivery.message_id = decoded.message_id;
-            delivery.kind = decoded.kind;
-            delivery.source = Some(decoded.source);
             delivery.source_epoch = Some(decoded.source_epoch);
             delivery.outbox_id = Some(decoded.outbox_id);
             delivery.created_at = OffsetDateTime::from_unix_timestamp_nanos(
@@ -156,14 +168,4 @@ pub(crate) fn identify(
     };
     delivery.message_id = by_place(&delivery);
     (delivery, identified)
-}
-
-fn text(message: &oncebox_kafka::Message, name: &str) -> Option<String> {
-    message
-        .headers
-        .iter()
-        .find(|(n, _)| n == name)
-        .and_then(|(_, v)| v.as_deref())
-        .and_then(|v| std::str::from_utf8(v).ok())
-        .map(str::to_owned)
 }

@@ -554,7 +554,7 @@ mod tests {
             timestamp_ms: -1,
             key: None,
             payload: None,
-            headers: vec![],
+            headers: oncebox_kafka::Headers::default(),
         };
         partition.receive(offset, Instant::now(), |topic| {
             let standing = Standing {

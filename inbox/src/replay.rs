@@ -8,7 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use oncebox_kafka::Message;
+use oncebox_kafka::{Headers, Message};
 use oncebox_migrations::headers;
 use tokio_util::sync::CancellationToken;
 
@@ -267,12 +267,7 @@ impl<D: InboxStore> Processor<D> {
 
 /// The message as it was delivered when it failed, alone in its batch.
 fn batch(key: &Key, letter: &Letter) -> Result<Batch, HandlerError> {
-    let mut list = Vec::new();
-    for header in headers::decode(&letter.headers) {
-        let (name, value) = header.map_err(HandlerError::fatal)?;
-        let value = value.map(bytes::Bytes::copy_from_slice);
-        list.push((name.to_owned(), value));
-    }
+    let headers: Result<Headers, _> = headers::decode(&letter.headers).collect();
     let message = Message {
         topic: Arc::clone(&key.topic),
         partition: letter.partition,
@@ -280,7 +275,7 @@ fn batch(key: &Key, letter: &Letter) -> Result<Batch, HandlerError> {
         timestamp_ms: letter.timestamp_ms.unwrap_or(-1),
         key: letter.key.clone().map(Into::into),
         payload: letter.payload.clone().map(Into::into),
-        headers: list,
+        headers: headers.map_err(HandlerError::fatal)?,
     };
     let (mut delivery, _) = identify(message, "", &ForeignId::PartitionOffset);
     delivery.message_id = letter.message_id;

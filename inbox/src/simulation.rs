@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use oncebox_kafka::Message;
+use oncebox_kafka::{Headers, Message};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use uuid::Uuid;
@@ -606,7 +606,7 @@ impl World {
 }
 
 fn message(offset: i64, id: u32) -> Message {
-    let id_header = Bytes::from(Uuid::from_u128(u128::from(id) + 1).to_string());
+    let id_header = Uuid::from_u128(u128::from(id) + 1).to_string();
     Message {
         topic: "t".into(),
         partition: 0,
@@ -614,7 +614,7 @@ fn message(offset: i64, id: u32) -> Message {
         timestamp_ms: -1,
         key: Some(Bytes::from(vec![u8::try_from(id % KEYS).unwrap()])),
         payload: None,
-        headers: vec![("id".to_owned(), Some(id_header))],
+        headers: Headers::from_iter([("id", Some(id_header.as_bytes()))]),
     }
 }
 

@@ -9,6 +9,7 @@ use bytes::Bytes;
 
 use crate::config::Config;
 use crate::error::Error;
+use crate::headers::Headers;
 use crate::sys::{ConsumerClient, Polled, Rebalance};
 
 /// A consumed record.
@@ -27,8 +28,8 @@ pub struct Message {
     pub key: Option<Bytes>,
     /// Payload; `None` is a tombstone.
     pub payload: Option<Bytes>,
-    /// Headers in their order; a name may occur more than once.
-    pub headers: Vec<(String, Option<Bytes>)>,
+    /// Headers in their order. They share their memory with key and payload.
+    pub headers: Headers,
 }
 
 /// What [`Consumer::poll`] returns.

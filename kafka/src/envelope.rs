@@ -5,35 +5,39 @@
 //! (RFC 3339, UTC, microseconds), then what the producer stored: `oncebox-type`, `traceparent`,
 //! `tracestate` and the user's own headers.
 
-use bytes::Bytes;
 use time::OffsetDateTime;
 use time::format_description::well_known::Rfc3339;
 use uuid::Uuid;
 
+use crate::headers::Headers;
 use crate::record::{Envelope, SourceTag};
 
 /// Version written and understood by this build.
 pub const VERSION: &str = "1";
 
-/// A decoded envelope.
+/// The headers of the envelope, in their order.
+const NAMES: [&str; 6] = [
+    "oncebox-v",
+    "oncebox-id",
+    "oncebox-source",
+    "oncebox-epoch",
+    "oncebox-outbox-id",
+    "oncebox-created-at",
+];
+
+/// A decoded envelope; its texts are those of the headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Decoded {
+pub struct Decoded<'a> {
     /// The message's id: the key of deduplication (G5).
     pub message_id: Uuid,
     /// Name of the source that published it.
-    pub source: String,
+    pub source: &'a str,
     /// Epoch of the source.
     pub source_epoch: i64,
     /// Id of the outbox row.
     pub outbox_id: i64,
     /// When the outbox row was written, in microseconds since the Unix epoch.
     pub created_at_micros: i64,
-    /// `oncebox-type`, if the message has one.
-    pub kind: Option<String>,
-    /// W3C trace context, if the message has one.
-    pub traceparent: Option<String>,
-    /// W3C trace state, if the message has one.
-    pub tracestate: Option<String>,
 }
 
 /// A record that claims to carry an envelope, which cannot be read.
@@ -71,78 +75,87 @@ pub enum EnvelopeError {
 /// # Errors
 /// [`EnvelopeError`] if the version is unknown, or a header of the envelope is absent or
 /// unreadable.
-pub fn decode(headers: &[(String, Option<Bytes>)]) -> Result<Option<Decoded>, EnvelopeError> {
-    let find = |name: &str| headers.iter().find(|(n, _)| n == name).map(|(_, v)| v);
-    let Some(version) = find("oncebox-v") else {
+pub fn decode(headers: &Headers) -> Result<Option<Decoded<'_>>, EnvelopeError> {
+    let mut found = [None; NAMES.len()];
+    for (name, value) in headers {
+        if name.starts_with("oncebox-")
+            && let Some(at) = NAMES.iter().position(|known| *known == name)
+            && found[at].is_none()
+        {
+            found[at] = Some(value);
+        }
+    }
+    let [version, id, source, epoch, outbox_id, created_at] = found;
+    let Some(version) = version else {
         return Ok(None);
     };
-    let version = version.as_deref().unwrap_or_default();
+    let version = version.unwrap_or_default();
     if version != VERSION.as_bytes() {
         return Err(EnvelopeError::UnknownVersion {
             version: String::from_utf8_lossy(version).into_owned(),
         });
     }
-    let text = |header: &'static str| -> Result<&str, EnvelopeError> {
-        let value = find(header).ok_or(EnvelopeError::Missing { header })?;
-        let value = value.as_deref().ok_or(EnvelopeError::Invalid { header })?;
-        std::str::from_utf8(value).map_err(|_| EnvelopeError::Invalid { header })
-    };
-    let number = |header: &'static str| {
-        text(header)?
+    let [
+        _,
+        id_name,
+        source_name,
+        epoch_name,
+        outbox_id_name,
+        created_at_name,
+    ] = NAMES;
+    let number = |value, header| {
+        text(value, header)?
             .parse::<i64>()
             .map_err(|_| EnvelopeError::Invalid { header })
     };
-    let optional = |name: &str| {
-        find(name)
-            .and_then(|v| v.as_deref())
-            .and_then(|v| std::str::from_utf8(v).ok())
-            .map(str::to_owned)
-    };
-    let created = OffsetDateTime::parse(text("oncebox-created-at")?, &Rfc3339).map_err(|_| {
-        EnvelopeError::Invalid {
-            header: "oncebox-created-at",
-        }
-    })?;
+    let created_at = text(created_at, created_at_name)?;
+    let created_at_micros = OffsetDateTime::parse(created_at, &Rfc3339)
+        .ok()
+        .and_then(|at| i64::try_from(at.unix_timestamp_nanos() / 1_000).ok())
+        .ok_or(EnvelopeError::Invalid {
+            header: created_at_name,
+        })?;
+    let message_id = Uuid::try_parse(text(id, id_name)?)
+        .map_err(|_| EnvelopeError::Invalid { header: id_name })?;
     Ok(Some(Decoded {
-        message_id: Uuid::try_parse(text("oncebox-id")?).map_err(|_| EnvelopeError::Invalid {
-            header: "oncebox-id",
-        })?,
-        source: text("oncebox-source")?.to_owned(),
-        source_epoch: number("oncebox-epoch")?,
-        outbox_id: number("oncebox-outbox-id")?,
-        created_at_micros: i64::try_from(created.unix_timestamp_nanos() / 1_000).map_err(|_| {
-            EnvelopeError::Invalid {
-                header: "oncebox-created-at",
-            }
-        })?,
-        kind: optional("oncebox-type"),
-        traceparent: optional("traceparent"),
-        tracestate: optional("tracestate"),
+        message_id,
+        source: text(source, source_name)?,
+        source_epoch: number(epoch, epoch_name)?,
+        outbox_id: number(outbox_id, outbox_id_name)?,
+        created_at_micros,
     }))
+}
+
+/// A value as text; `None` if there is no header of this name.
+fn text<'a>(
+    value: Option<Option<&'a [u8]>>,
+    header: &'static str,
+) -> Result<&'a str, EnvelopeError> {
+    let value = value.ok_or(EnvelopeError::Missing { header })?;
+    let value = value.ok_or(EnvelopeError::Invalid { header })?;
+    std::str::from_utf8(value).map_err(|_| EnvelopeError::Invalid { header })
 }
 
 /// Hands each header of the envelope to `put`, in the order of the format. Allocates nothing.
 pub(crate) fn encode(source: &SourceTag, envelope: &Envelope, mut put: impl FnMut(&str, &[u8])) {
-    put("oncebox-v", VERSION.as_bytes());
+    let [version, id_name, source_name, epoch, outbox_id, created_at] = NAMES;
+    put(version, VERSION.as_bytes());
     let mut id = Uuid::encode_buffer();
     put(
-        "oncebox-id",
+        id_name,
         envelope
             .message_id
             .hyphenated()
             .encode_lower(&mut id)
             .as_bytes(),
     );
-    put("oncebox-source", source.source.as_bytes());
+    put(source_name, source.source.as_bytes());
     let mut digits = [0; 20];
-    put("oncebox-epoch", decimal(source.epoch, &mut digits));
-    put(
-        "oncebox-outbox-id",
-        decimal(envelope.outbox_id, &mut digits),
-    );
+    put(epoch, decimal(source.epoch, &mut digits));
+    put(outbox_id, decimal(envelope.outbox_id, &mut digits));
     let mut created = [0; 40];
     put(
-        "oncebox-created-at",
+        created_at,
         rfc3339(envelope.created_at_micros, &mut created),
     );
 }
@@ -226,12 +239,18 @@ mod tests {
 
     use super::*;
 
-    fn encoded(source: &SourceTag, envelope: &Envelope) -> Vec<(String, Option<Bytes>)> {
+    fn encoded(source: &SourceTag, envelope: &Envelope) -> Vec<(String, Option<Vec<u8>>)> {
         let mut all = Vec::new();
         encode(source, envelope, |name, value| {
-            all.push((name.to_owned(), Some(Bytes::copy_from_slice(value))))
+            all.push((name.to_owned(), Some(value.to_vec())))
         });
         all
+    }
+
+    fn headers(list: &[(String, Option<Vec<u8>>)]) -> Headers {
+        list.iter()
+            .map(|(name, value)| (name.as_str(), value.as_deref()))
+            .collect()
     }
 
     #[test]
@@ -247,7 +266,7 @@ mod tests {
         };
         let text: Vec<(String, String)> = encoded(&source, &envelope)
             .into_iter()
-            .map(|(n, v)| (n, String::from_utf8(v.unwrap().to_vec()).unwrap()))
+            .map(|(n, v)| (n, String::from_utf8(v.unwrap()).unwrap()))
             .collect();
         let expected = [
             ("oncebox-v", "1"),
@@ -262,16 +281,19 @@ mod tests {
 
     #[test]
     fn an_unknown_version_is_refused_and_no_envelope_is_none() {
-        let header = |n: &str, v: &str| (n.to_owned(), Some(Bytes::copy_from_slice(v.as_bytes())));
-        assert_eq!(decode(&[header("x", "y")]), Ok(None));
+        let one = |name: &str, value: Option<&str>| {
+            let value = value.map(|v| v.as_bytes().to_vec());
+            headers(&[(name.to_owned(), value)])
+        };
+        assert_eq!(decode(&one("x", Some("y"))), Ok(None));
         assert_eq!(
-            decode(&[header("oncebox-v", "2")]),
+            decode(&one("oncebox-v", Some("2"))),
             Err(EnvelopeError::UnknownVersion {
                 version: "2".into()
             })
         );
         assert_eq!(
-            decode(&[("oncebox-v".to_owned(), None)]),
+            decode(&one("oncebox-v", None)),
             Err(EnvelopeError::UnknownVersion {
                 version: String::new()
             })
@@ -287,16 +309,16 @@ mod tests {
                 created_at_micros: 0,
             },
         );
-        broken[1].1 = Some(Bytes::from_static(b"not a uuid"));
+        broken[1].1 = Some(b"not a uuid".to_vec());
         assert_eq!(
-            decode(&broken),
+            decode(&headers(&broken)),
             Err(EnvelopeError::Invalid {
                 header: "oncebox-id"
             })
         );
         broken.remove(1);
         assert_eq!(
-            decode(&broken),
+            decode(&headers(&broken)),
             Err(EnvelopeError::Missing {
                 header: "oncebox-id"
             })
@@ -315,16 +337,14 @@ mod tests {
             let tag = SourceTag { source: Arc::from(source.as_str()), epoch };
             let message_id = Uuid::from_u128(id);
             let envelope = Envelope { message_id, outbox_id, created_at_micros: micros };
-            let decoded = decode(&encoded(&tag, &envelope)).unwrap().unwrap();
+            let headers = headers(&encoded(&tag, &envelope));
+            let decoded = decode(&headers).unwrap().unwrap();
             prop_assert_eq!(decoded, Decoded {
                 message_id,
-                source,
+                source: &source,
                 source_epoch: epoch,
                 outbox_id,
                 created_at_micros: micros,
-                kind: None,
-                traceparent: None,
-                tracestate: None,
             });
         }
 

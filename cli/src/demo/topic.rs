@@ -115,7 +115,7 @@ pub(super) async fn publish_again(
             }),
         });
         source = Some(SourceTag {
-            source: decoded.source.as_str().into(),
+            source: decoded.source.into(),
             epoch: decoded.source_epoch,
         });
     }
@@ -137,7 +137,7 @@ pub(super) async fn publish_again(
 }
 
 /// The headers that stood in the outbox, and the copy's mark: what the envelope adds is taken away.
-fn stored_headers(headers: &[(String, Option<Bytes>)]) -> anyhow::Result<Bytes> {
+fn stored_headers(headers: &oncebox_kafka::Headers) -> anyhow::Result<Bytes> {
     const ENVELOPE: [&str; 6] = [
         "oncebox-v",
         "oncebox-id",
@@ -146,11 +146,7 @@ fn stored_headers(headers: &[(String, Option<Bytes>)]) -> anyhow::Result<Bytes> 
         "oncebox-outbox-id",
         "oncebox-created-at",
     ];
-    let stored = headers
-        .iter()
-        .filter(|(name, _)| !ENVELOPE.contains(&name.as_str()));
-    let all = stored
-        .map(|(name, value)| (name.as_str(), value.as_deref()))
-        .chain([(COPY, Some(&b"1"[..]))]);
+    let stored = headers.iter().filter(|(name, _)| !ENVELOPE.contains(name));
+    let all = stored.chain([(COPY, Some(&b"1"[..]))]);
     Ok(oncebox_migrations::headers::encode(all)?.into())
 }

@@ -297,7 +297,7 @@ impl<D: InboxStore> Processor<D> {
             offset = delivery.offset,
             messages = deliveries.len(),
             message_id = %delivery.message_id,
-            traceparent = delivery.traceparent,
+            traceparent = delivery.traceparent(),
         );
         // The call is inside the future, so that a panic before the first await is caught too.
         let call = async move {

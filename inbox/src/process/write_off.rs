@@ -205,9 +205,7 @@ impl<D: InboxStore> Processor<D> {
     ) -> Result<(), Box<Outcome>> {
         let stop = |problem| stop_at(key, delivery, letter.error, problem);
         let refused = |e| refused_at(key, delivery, letter.error, e);
-        let pairs = delivery.headers.iter();
-        let headers = headers::encode(pairs.map(|(name, value)| (name.as_str(), value.as_deref())))
-            .map_err(|e| stop(e.to_string()))?;
+        let headers = headers::encode(&delivery.headers).map_err(|e| stop(e.to_string()))?;
         let row = DeadLetter {
             message_id: delivery.message_id,
             offset: delivery.offset,

@@ -132,8 +132,8 @@ async fn the_envelope_reaches_the_handler() {
     running.stop().await.unwrap();
     let delivery = seen.lock().unwrap().take().unwrap();
     assert_eq!(delivery.message_id, id);
-    assert_eq!(delivery.kind.as_deref(), Some("order.paid"));
-    assert_eq!(delivery.source.as_deref(), Some("shop"));
+    assert_eq!(delivery.kind(), Some("order.paid"));
+    assert_eq!(delivery.source(), Some("shop"));
     assert_eq!(
         (delivery.source_epoch, delivery.outbox_id),
         (Some(1), Some(1))

@@ -17,6 +17,7 @@ use crate::classify::Flags;
 use crate::config::{Config, Role};
 use crate::consumer::Message;
 use crate::error::Error;
+use crate::headers::{self, Headers};
 
 const NO_OFFSET: i64 = -1001;
 
@@ -56,11 +57,19 @@ pub(crate) enum Polled {
     Error(Error),
 }
 
+/// What is kept from message to message, so that not each of them allocates it.
+#[derive(Default)]
+struct Scratch {
+    /// The topic of the last one.
+    topic: Arc<str>,
+    /// Where the next one is put together.
+    bytes: Vec<u8>,
+}
+
 /// A consumer client.
 pub(crate) struct ConsumerClient {
     client: Client,
-    /// The topic of the last message, so that not every message allocates its name.
-    last_topic: Mutex<Arc<str>>,
+    scratch: Mutex<Scratch>,
 }
 
 impl ConsumerClient {
@@ -109,7 +118,7 @@ impl ConsumerClient {
         unsafe { raw::rd_kafka_poll_set_consumer(client.rk()) };
         Ok(Self {
             client,
-            last_topic: Mutex::new(Arc::from("")),
+            scratch: Mutex::default(),
         })
     }
 
@@ -416,15 +425,8 @@ impl ConsumerClient {
             };
             let partition = (*message).partition;
             if !code.is_error() {
-                return Polled::Message(Message {
-                    topic: self.shared_name(&topic),
-                    partition,
-                    offset: (*message).offset,
-                    timestamp_ms: rdsys::rd_kafka_message_timestamp(message, ptr::null_mut()),
-                    key: copy((*message).key, (*message).key_len),
-                    payload: copy((*message).payload, (*message).len),
-                    headers: headers(message),
-                });
+                let topic = self.shared_name(&topic);
+                return Polled::Message(copied(message, topic, &mut lock(&self.scratch).bytes));
             }
             if code == Code::LOCAL_PARTITION_EOF {
                 return Polled::End {
@@ -463,11 +465,11 @@ impl ConsumerClient {
     }
 
     fn shared_name(&self, topic: &str) -> Arc<str> {
-        let mut last = lock(&self.last_topic);
-        if **last != *topic {
-            *last = Arc::from(topic);
+        let mut last = lock(&self.scratch);
+        if *last.topic != *topic {
+            last.topic = Arc::from(topic);
         }
-        Arc::clone(&last)
+        Arc::clone(&last.topic)
     }
 
     fn list<'a, S: AsRef<str> + 'a>(
@@ -503,39 +505,76 @@ impl ConsumerClient {
     }
 }
 
+/// A message of its own. Key, payload and headers lie in one piece of memory: three slices of it cost less than an allocation for each.
+///
 /// # Safety
-/// `first` is null or points to `size` bytes.
-unsafe fn copy(first: *const c_void, size: usize) -> Option<Bytes> {
+/// `message` is live during the call.
+unsafe fn copied(
+    message: *const rdsys::rd_kafka_message_t,
+    topic: Arc<str>,
+    bytes: &mut Vec<u8>,
+) -> Message {
+    bytes.clear();
+    // SAFETY: by this function's contract; what it points to is copied.
+    let (partition, offset, timestamp_ms, key, payload) = unsafe {
+        let mut part = |first: *mut c_void, size: usize| {
+            let part = slice(first, size)?;
+            bytes.extend_from_slice(part);
+            Some(bytes.len() - size..bytes.len())
+        };
+        let key = part((*message).key, (*message).key_len);
+        let payload = part((*message).payload, (*message).len);
+        (
+            (*message).partition,
+            (*message).offset,
+            rdsys::rd_kafka_message_timestamp(message, ptr::null_mut()),
+            key,
+            payload,
+        )
+    };
+    let headers = bytes.len();
     // SAFETY: by this function's contract.
-    (!first.is_null())
-        .then(|| Bytes::copy_from_slice(unsafe { std::slice::from_raw_parts(first.cast(), size) }))
+    unsafe { push_headers(message, bytes) };
+    let bytes = Bytes::copy_from_slice(bytes);
+    Message {
+        topic,
+        partition,
+        offset,
+        timestamp_ms,
+        key: key.map(|part| bytes.slice(part)),
+        payload: payload.map(|part| bytes.slice(part)),
+        headers: Headers::of(bytes.slice(headers..)),
+    }
+}
+
+/// # Safety
+/// `first` is null or points to `size` bytes, which stay what they are for as long as the slice is used.
+unsafe fn slice<'a>(first: *const c_void, size: usize) -> Option<&'a [u8]> {
+    // SAFETY: by this function's contract.
+    (!first.is_null()).then(|| unsafe { std::slice::from_raw_parts(first.cast(), size) })
 }
 
 /// # Safety
 /// `message` is live during the call.
-unsafe fn headers(message: *const rdsys::rd_kafka_message_t) -> Vec<(String, Option<Bytes>)> {
-    let mut all = Vec::new();
+unsafe fn push_headers(message: *const rdsys::rd_kafka_message_t, bytes: &mut Vec<u8>) {
     // SAFETY: the list belongs to the message; names and values are copied.
     unsafe {
         let mut list = ptr::null_mut();
         if rdsys::rd_kafka_message_headers(message, &raw mut list)
             != rdsys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR
         {
-            return all;
+            return;
         }
         let (mut name, mut value, mut size) = (ptr::null(), ptr::null(), 0);
-        while rdsys::rd_kafka_header_get_all(
-            list,
-            all.len(),
-            &raw mut name,
-            &raw mut value,
-            &raw mut size,
-        ) == rdsys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR
+        let mut at = 0;
+        while rdsys::rd_kafka_header_get_all(list, at, &raw mut name, &raw mut value, &raw mut size)
+            == rdsys::rd_kafka_resp_err_t::RD_KAFKA_RESP_ERR_NO_ERROR
         {
-            all.push((text(name), copy(value, size)));
+            let name = CStr::from_ptr(name).to_string_lossy();
+            headers::push(bytes, &name, slice(value, size));
+            at += 1;
         }
     }
-    all
 }
 
 /// `rd_kafka_incremental_assign` or `rd_kafka_incremental_unassign`.

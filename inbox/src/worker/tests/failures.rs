@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
 use oncebox_migrations::{Names, headers};
 use oncebox_outbox::{Config, Message, Outbox};
 use sqlx::{Row, Sqlite, Transaction};
@@ -460,17 +459,16 @@ async fn a_shutdown_finishes_the_running_message() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn messages_without_an_envelope_are_known_as_configured() {
-    let header = |value: &str| ("order-id".to_owned(), Some(Bytes::from(value.to_owned())));
     for (policy, effects, letters) in [
         (ForeignId::PartitionOffset, 4, 0),
         (ForeignId::Header("order-id".into()), 2, 1),
         (ForeignId::Refuse, 0, 4),
     ] {
         let bench = Bench::new(1).await;
-        bench.kafka.append_raw(0, "a", vec![header("1")]);
-        bench.kafka.append_raw(0, "a again", vec![header("1")]);
-        bench.kafka.append_raw(0, "b", vec![header("2")]);
-        bench.kafka.append_raw(0, "c", vec![]);
+        bench.kafka.append_raw(0, "a", &[("order-id", "1")]);
+        bench.kafka.append_raw(0, "a again", &[("order-id", "1")]);
+        bench.kafka.append_raw(0, "b", &[("order-id", "2")]);
+        bench.kafka.append_raw(0, "c", &[]);
         let options = Options {
             foreign_id: policy.clone(),
             ..Options::default()
@@ -490,11 +488,7 @@ async fn messages_without_an_envelope_are_known_as_configured() {
 async fn an_unknown_envelope_version_stops_and_loses_nothing() {
     let bench = Bench::new(1).await;
     bench.kafka.append(0, Uuid::now_v7(), "a");
-    bench.kafka.append_raw(
-        0,
-        "b",
-        vec![("oncebox-v".into(), Some(Bytes::from_static(b"2")))],
-    );
+    bench.kafka.append_raw(0, "b", &[("oncebox-v", "2")]);
     let worker = bench.start(&[0], Options::default());
     let error = worker.ended().await.unwrap_err();
     assert!(

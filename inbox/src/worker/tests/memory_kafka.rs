@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use oncebox_kafka::{ConsumerEvent, Error, Message};
+use oncebox_kafka::{ConsumerEvent, Error, Headers, Message};
 use uuid::Uuid;
 
 use crate::feed::Feed;
@@ -75,20 +75,18 @@ impl MemoryKafka {
     }
 
     pub(super) fn append_keyed(&self, partition: i32, id: Uuid, key: &str, payload: &str) -> i64 {
-        let header =
-            |name: &str, value: &str| (name.to_owned(), Some(Bytes::from(value.to_owned())));
         self.append_record(
             partition,
             key,
             payload,
-            vec![
-                header("oncebox-v", "1"),
-                header("oncebox-id", &id.to_string()),
-                header("oncebox-source", "shop"),
-                header("oncebox-epoch", "1"),
-                header("oncebox-outbox-id", "7"),
-                header("oncebox-created-at", "2026-11-29T20:21:53.123456Z"),
-                header("oncebox-type", "order.paid"),
+            &[
+                ("oncebox-v", "1"),
+                ("oncebox-id", &id.to_string()),
+                ("oncebox-source", "shop"),
+                ("oncebox-epoch", "1"),
+                ("oncebox-outbox-id", "7"),
+                ("oncebox-created-at", "2026-11-29T20:21:53.123456Z"),
+                ("oncebox-type", "order.paid"),
             ],
         )
     }
@@ -97,14 +95,14 @@ impl MemoryKafka {
         &self,
         partition: i32,
         payload: &str,
-        headers: Vec<(String, Option<Bytes>)>,
+        headers: &[(&str, &str)],
     ) -> i64 {
         self.append_record(partition, "key", payload, headers)
     }
 
     /// Appends what takes an offset and is no message.
     pub(super) fn marker(&self, partition: i32) {
-        let offset = self.append_record(partition, "", "", Vec::new());
+        let offset = self.append_record(partition, "", "", &[]);
         let mut state = self.state();
         state.markers.insert((partition, offset));
     }
@@ -114,8 +112,11 @@ impl MemoryKafka {
         partition: i32,
         key: &str,
         payload: &str,
-        headers: Vec<(String, Option<Bytes>)>,
+        headers: &[(&str, &str)],
     ) -> i64 {
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (*name, Some(value.as_bytes())));
         let mut state = self.state();
         let topic: Arc<str> = state.topic.as_str().into();
         let log = state.partitions.get_mut(&partition).unwrap();
@@ -127,7 +128,7 @@ impl MemoryKafka {
             timestamp_ms: 1_700_000_000_000 + offset,
             key: Some(Bytes::from(key.to_owned())),
             payload: Some(Bytes::from(payload.to_owned())),
-            headers,
+            headers: Headers::from_iter(headers),
         });
         offset
     }
