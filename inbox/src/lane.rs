@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::time::{Duration, Instant};
 
+use uuid::Uuid;
+
 use crate::delivery::Delivery;
 use crate::error::Error;
 
@@ -57,6 +59,10 @@ impl Batch {
         self.deliveries.iter().map(|d| d.offset).collect()
     }
 
+    pub(crate) fn ids(&self) -> Vec<Uuid> {
+        self.deliveries.iter().map(|d| d.message_id).collect()
+    }
+
     pub(crate) fn push(&mut self, mut entry: Entry) {
         entry.delivery.attempt = entry.standing.attempts + 1;
         self.deliveries.push(entry.delivery);
@@ -84,6 +90,8 @@ pub(crate) struct Lane {
     pub(crate) due: Instant,
     /// How many messages the next batch may have.
     size: usize,
+    /// The last transaction was.
+    slow: bool,
     /// In the past.
     since: Instant,
 }
@@ -95,6 +103,7 @@ impl Lane {
             busy: false,
             due: now,
             size: 1,
+            slow: false,
             since: now,
         }
     }
@@ -163,10 +172,25 @@ impl Lane {
         Some(Ok(Task::Deliver(batch)))
     }
 
+    /// The messages of the next batch while this one is under way, if it is sure to be a full one.
+    pub(crate) fn upcoming(&self, most: usize) -> Option<Vec<Uuid>> {
+        let entries = self.waiting.iter().take(most);
+        let plain = |standing: &Standing| {
+            !(standing.cut || standing.given_up || standing.unwritten || standing.stop.is_some())
+        };
+        let is_sure = self.busy
+            && !self.slow
+            && self.size >= most
+            && self.waiting.len() >= most
+            && entries.clone().all(|entry| plain(&entry.standing));
+        is_sure.then(|| entries.map(|entry| entry.delivery.message_id).collect())
+    }
+
     /// The batch was settled after this time.
     pub(crate) fn settled(&mut self, count: usize, took: Duration) {
         self.busy = false;
-        if took > BATCH_TIME {
+        self.slow = took > BATCH_TIME;
+        if self.slow {
             self.size = (count / 2).max(1);
         } else if count >= self.size {
             self.size = self.size.saturating_mul(2);

@@ -149,7 +149,7 @@ impl Partition {
         if !self.is_ready(now) {
             return None;
         }
-        if self.phase == Phase::Working && !self.held {
+        if self.is_at_work() {
             for (i, lane) in self.lanes.iter_mut().enumerate() {
                 match lane.next(now, self.limits.batch) {
                     Some(Ok(task)) => return Some(Work::Lane(i, task)),
@@ -165,6 +165,17 @@ impl Partition {
             Phase::Working if chain.settled_below() > chain.known.next => Work::Advance,
             Phase::Working | Phase::Unsure => Work::Check(chain.known),
         })
+    }
+
+    /// The messages of the batch that a lane takes as soon as the present one is settled.
+    pub(crate) fn upcoming(&self, lane: usize) -> Option<Vec<Uuid>> {
+        self.is_at_work()
+            .then(|| self.lanes[lane].upcoming(self.limits.batch))?
+    }
+
+    /// Whether its messages are handled at present.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.phase == Phase::Working && !self.held
     }
 
     /// Whether [`Self::work`] has an answer.

@@ -5,7 +5,10 @@ use std::panic::AssertUnwindSafe;
 use std::time::Instant;
 
 use futures_util::FutureExt;
+use futures_util::future::OptionFuture;
 use sqlx::Transaction;
+use tokio::sync::oneshot;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::Instrument;
 use uuid::Uuid;
 
@@ -36,11 +39,89 @@ impl From<Box<Outcome>> for Broken {
     }
 }
 
+/// What goes before the handler of a batch.
+pub(crate) enum Prepared<D: InboxStore> {
+    /// All of it is settled: a hint knew it, and the database confirmed that.
+    Known,
+    /// The transaction is open.
+    Opened(Opened<D>),
+}
+
+/// A transaction before the handler.
+pub(crate) struct Opened<D: InboxStore> {
+    tx: Transaction<'static, D>,
+    /// The marks that were not there before; `None` when there are no marks.
+    fresh: Option<BTreeSet<Uuid>>,
+    since: Instant,
+}
+
+/// That, while the batch before is under way. Dropped, it is rolled back.
+pub(crate) type Preparing<D> = AbortOnDropHandle<Result<Prepared<D>, Box<Outcome>>>;
+
+/// How a batch stands between its neighbours.
+pub(crate) struct Neighbours<D: InboxStore> {
+    /// What was done for it during the batch before.
+    pub(crate) prepared: Option<Preparing<D>>,
+    /// Told as soon as its marks are inserted. Those of the next batch come only then: two batches of one lane that insert at the same
+    /// time would be in no order, and with two of another partition a deadlock.
+    pub(crate) opened: oneshot::Sender<()>,
+}
+
 impl<D: InboxStore> Processor<D> {
-    /// Handles the messages of a batch in one transaction (G5, G6).
-    pub(crate) async fn deliver(&self, key: &Key, term: &Term, batch: &Batch) -> Outcome {
-        let outcome = self.try_deliver(key, term, batch).await;
+    /// Handles the messages of a batch in one transaction (G5, G6), one that is prepared for exactly these if there is one.
+    pub(crate) async fn deliver(
+        &self,
+        key: &Key,
+        term: &Term,
+        batch: &Batch,
+        neighbours: Neighbours<D>,
+    ) -> Outcome {
+        let outcome = self.try_deliver(key, term, batch, neighbours).await;
         outcome.unwrap_or_else(|outcome| *outcome)
+    }
+
+    /// What can be done for these messages before the batch in front of them is settled: nothing of it is seen by anybody before
+    /// their own COMMIT, and a mark that the batch in front has inserted is waited for. Their handlers are not: they would
+    /// not see its effects.
+    pub(crate) async fn prepare(
+        &self,
+        key: &Key,
+        term: &Term,
+        ids: &[Uuid],
+    ) -> Result<Prepared<D>, Box<Outcome>> {
+        // Sorted: unsorted batches deadlock.
+        let ids: BTreeSet<Uuid> = ids.iter().copied().collect();
+        let ids: Vec<Uuid> = ids.into_iter().collect();
+        if let Some(hinted) = &self.hint
+            && self.all_known(hinted, key, term, &ids).await
+        {
+            return Ok(Prepared::Known);
+        }
+        let (tx, fresh) = self.open(key, &ids).await?;
+        Ok(Prepared::Opened(Opened {
+            tx,
+            fresh,
+            since: Instant::now(),
+        }))
+    }
+
+    async fn prepared(
+        &self,
+        key: &Key,
+        term: &Term,
+        batch: &Batch,
+        prepared: Option<Preparing<D>>,
+    ) -> Result<Prepared<D>, Box<Outcome>> {
+        if let Some(Ok(prepared)) = OptionFuture::from(prepared).await {
+            match prepared? {
+                // The database may end the session at any moment, and that would look like a failure of the handler.
+                Prepared::Opened(old) if old.since.elapsed() >= self.idle_limit / 2 => {
+                    self.undo(old.tx).await;
+                }
+                prepared => return Ok(prepared),
+            }
+        }
+        self.prepare(key, term, &batch.ids()).await
     }
 
     async fn try_deliver(
@@ -48,15 +129,19 @@ impl<D: InboxStore> Processor<D> {
         key: &Key,
         term: &Term,
         batch: &Batch,
+        neighbours: Neighbours<D>,
     ) -> Result<Outcome, Box<Outcome>> {
         let deliveries = &batch.deliveries;
-        if let Some(hinted) = &self.hint
-            && self.all_known(hinted, key, term, deliveries).await
-        {
-            term.chain().skip(&batch.offsets());
-            return Ok(Outcome::Settled(vec![Settled::Known; deliveries.len()]));
-        }
-        let (mut tx, fresh) = self.open(key, deliveries).await?;
+        let prepared = neighbours.prepared;
+        let prepared = self.prepared(key, term, batch, prepared).await?;
+        let _ = neighbours.opened.send(());
+        let (mut tx, fresh) = match prepared {
+            Prepared::Opened(opened) => (opened.tx, opened.fresh),
+            Prepared::Known => {
+                term.chain().skip(&batch.offsets());
+                return Ok(Outcome::Settled(vec![Settled::Known; deliveries.len()]));
+            }
+        };
         let begun = Instant::now();
         // The position moves only with a mark of this transaction; a batch of duplicates alone has nothing to lose.
         let marked = fresh.as_ref().and_then(|fresh| fresh.first().copied());
@@ -83,8 +168,7 @@ impl<D: InboxStore> Processor<D> {
             Finished::NotAdvanced(e) => self.after_handler(None, e, idle),
         };
         if let (Outcome::Settled(_), Some(Hinted { hint, scope })) = (&outcome, &self.hint) {
-            let ids: Vec<Uuid> = deliveries.iter().map(|d| d.message_id).collect();
-            hint.settled(scope, &ids).await;
+            hint.settled(scope, &batch.ids()).await;
         }
         Ok(outcome)
     }
@@ -163,11 +247,9 @@ impl<D: InboxStore> Processor<D> {
         Hinted { hint, scope }: &Hinted,
         key: &Key,
         term: &Term,
-        deliveries: &[Delivery],
+        ids: &[Uuid],
     ) -> bool {
-        let ids: BTreeSet<Uuid> = deliveries.iter().map(|d| d.message_id).collect();
-        let ids: Vec<Uuid> = ids.into_iter().collect();
-        if !hint.known(scope, &ids).await.into_iter().all(|known| known) {
+        if !hint.known(scope, ids).await.into_iter().all(|known| known) {
             return false;
         }
         let Ok(mut conn) = self.limited(self.pool.acquire()).await else {
@@ -179,7 +261,7 @@ impl<D: InboxStore> Processor<D> {
             let chain = term.chain();
             (!chain.in_doubt).then_some(chain.known)
         };
-        let read = D::known(&mut conn, &self.statements, key, &ids);
+        let read = D::known(&mut conn, &self.statements, key, ids);
         let Ok(Some((row, marked))) = self.limited(read).await else {
             return false;
         };
@@ -199,11 +281,11 @@ impl<D: InboxStore> Processor<D> {
         }
     }
 
-    /// Begins a transaction and inserts the marks; those that were not there, or `None` when there are no marks.
+    /// Begins a transaction and inserts the marks, which come sorted; those that were not there, or `None` when there are no marks.
     pub(super) async fn open(
         &self,
         key: &Key,
-        deliveries: &[Delivery],
+        ids: &[Uuid],
     ) -> Result<(Transaction<'static, D>, Option<BTreeSet<Uuid>>), Box<Outcome>> {
         let mut tx = self
             .limited(D::begin(&self.pool, &self.statements))
@@ -212,11 +294,8 @@ impl<D: InboxStore> Processor<D> {
         if !self.dedup.marks() {
             return Ok((tx, None));
         }
-        // Sorted: unsorted batches deadlock.
-        let ids: BTreeSet<Uuid> = deliveries.iter().map(|d| d.message_id).collect();
-        let ids: Vec<Uuid> = ids.into_iter().collect();
         match self
-            .limited(D::mark(&mut tx, &self.statements, &key.consumer, &ids))
+            .limited(D::mark(&mut tx, &self.statements, &key.consumer, ids))
             .await
         {
             Ok(fresh) => Ok((tx, Some(fresh.into_iter().collect()))),

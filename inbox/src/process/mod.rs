@@ -31,6 +31,7 @@ use crate::step::{Step, StepHook};
 use crate::store::Statements;
 
 pub(crate) use books::Fate;
+pub(crate) use deliver::{Neighbours, Prepared, Preparing};
 
 /// Longest error text of a dead letter, in bytes.
 const ERROR_LIMIT: usize = 4_096;

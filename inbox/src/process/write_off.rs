@@ -47,7 +47,7 @@ impl<D: InboxStore> Processor<D> {
         let (delivery, standing) = (&batch.deliveries[0], &batch.standings[0]);
         // The mark is the licence: without it somebody else has settled the message, and a dead letter could bring a
         // second effect by its replay.
-        let (mut tx, fresh) = self.open(key, &batch.deliveries).await?;
+        let (mut tx, fresh) = self.open(key, &batch.ids()).await?;
         let licensed = fresh.is_none_or(|fresh| !fresh.is_empty());
         let settled = match self.write_off(&mut tx, key, batch, licensed).await {
             Ok(settled) => settled,

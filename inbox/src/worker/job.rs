@@ -6,6 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
+use uuid::Uuid;
 
 use super::Id;
 use super::pump::Command;
@@ -15,7 +16,7 @@ use crate::error::Error;
 use crate::lane::{Batch, Task};
 use crate::partition::Attempt;
 use crate::position::{Key, Known, Row};
-use crate::process::{Outcome, Processor};
+use crate::process::{Neighbours, Outcome, Prepared, Processor};
 use crate::start::{Start, decide};
 
 /// What a piece of work is about.
@@ -137,13 +138,24 @@ impl<D: InboxStore> Job<D> {
         })
     }
 
+    /// Opens the transaction of a batch whose turn has not come, after that of the batch before.
+    pub(super) async fn prepare(
+        self,
+        ids: Vec<Uuid>,
+        opened: oneshot::Receiver<()>,
+    ) -> Result<Prepared<D>, Box<Outcome>> {
+        // It is not told when the batch before failed at that, and this one is given up then.
+        let _ = opened.await;
+        self.processor.prepare(&self.key, &self.term, &ids).await
+    }
+
     /// One transaction of one lane.
-    pub(super) async fn lane(self, lane: usize, task: Task) -> Report {
+    pub(super) async fn lane(self, lane: usize, task: Task, neighbours: Neighbours<D>) -> Report {
         let begun = Instant::now();
         let (key, term, processor) = (&self.key, &self.term, &self.processor);
         let (batch, outcome) = match task {
             Task::Deliver(batch) => {
-                let outcome = processor.deliver(key, term, &batch).await;
+                let outcome = processor.deliver(key, term, &batch, neighbours).await;
                 (batch, outcome)
             }
             Task::Bury(batch) => {

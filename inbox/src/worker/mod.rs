@@ -16,9 +16,11 @@ use std::sync::{Arc, mpsc as blocking};
 use std::time::{Duration, Instant};
 
 use oncebox_kafka::{ConsumerEvent, Message};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+use uuid::Uuid;
 
 use self::job::{Ended, Job, Report};
 use self::pump::{Bundle, Command, Happened, Pump};
@@ -34,7 +36,7 @@ use crate::lane::{Batch, Standing, Task};
 use crate::partition::{Failed, Limits, Partition, Received, Work};
 use crate::pause;
 use crate::position::{Key, Loss, Verdict, judge};
-use crate::process::{Outcome, Processor, Settled};
+use crate::process::{Neighbours, Outcome, Preparing, Processor, Settled};
 use crate::replay::Desk;
 use crate::retry::RetryPolicy;
 use crate::stats::{Duplicate, Stats, TopicCounters};
@@ -64,11 +66,21 @@ pub(crate) struct Settings {
 type Id = (Arc<str>, i32);
 
 /// A partition, and what is under way for it.
-struct Slot {
+struct Slot<D: InboxStore> {
     partition: Partition,
     /// Number of the [`Command::Start`] that concerned it last.
     started: u64,
     under_way: Vec<AbortHandle>,
+    /// By lane: told when the transaction that is under way is open.
+    begun: BTreeMap<usize, oneshot::Receiver<()>>,
+    /// By lane: the transaction of the next batch.
+    ahead: BTreeMap<usize, Ahead<D>>,
+}
+
+/// A transaction that is opened for these messages while the batch before them is under way.
+struct Ahead<D: InboxStore> {
+    ids: Vec<Uuid>,
+    prepared: Preparing<D>,
 }
 
 /// See the module.
@@ -78,7 +90,7 @@ pub(crate) struct Worker<D: InboxStore> {
     shutdown: CancellationToken,
     stats: Stats,
     counters: BTreeMap<Arc<str>, TopicCounters>,
-    slots: BTreeMap<Id, Slot>,
+    slots: BTreeMap<Id, Slot<D>>,
     jobs: JoinSet<Report>,
     commands: blocking::Sender<Command>,
     events: mpsc::Receiver<Bundle>,
@@ -208,6 +220,7 @@ impl<D: InboxStore> Worker<D> {
         }
         self.hold();
         self.dispatch(Instant::now()).await?;
+        self.look_ahead();
         self.start();
         self.adjust_flow(Instant::now());
         Ok(())
@@ -247,6 +260,49 @@ impl<D: InboxStore> Worker<D> {
         Ok(())
     }
 
+    /// Connections that nobody uses or has in prospect.
+    fn free(&self) -> usize {
+        let ahead: usize = self.slots.values().map(|slot| slot.ahead.len()).sum();
+        let used = self.jobs.len() + ahead;
+        self.settings.connections.saturating_sub(used)
+    }
+
+    /// Opens transactions for the batches that come next, as far as there are connections for them.
+    fn look_ahead(&mut self) {
+        // Where one transaction writes at a time, a second one only waits.
+        if D::IN_PROCESS {
+            return;
+        }
+        for slot in self.slots.values_mut() {
+            if !slot.partition.is_at_work() {
+                slot.ahead.clear();
+            }
+        }
+        let mut free = self.free();
+        for (id, slot) in &mut self.slots {
+            for lane in 0..self.settings.limits.lanes {
+                if free == 0 {
+                    return;
+                }
+                if slot.ahead.contains_key(&lane) {
+                    continue;
+                }
+                let Some(ids) = slot.partition.upcoming(lane) else {
+                    continue;
+                };
+                // Once for each batch.
+                let Some(begun) = slot.begun.remove(&lane) else {
+                    continue;
+                };
+                let job = slot.job(id, &self.processor);
+                let prepare = job.prepare(ids.clone(), begun);
+                let prepared = AbortOnDropHandle::new(tokio::spawn(prepare));
+                slot.ahead.insert(lane, Ahead { ids, prepared });
+                free -= 1;
+            }
+        }
+    }
+
     /// The next partition with something to do, in turn. Ownership goes first: Kafka delivers nothing before. But only where
     /// it did not fail yet: a partition without a leader takes seconds to say so, and must not starve the others (G9).
     fn choose(&self, now: Instant) -> Option<Id> {
@@ -254,7 +310,7 @@ impl<D: InboxStore> Worker<D> {
         if let Some((id, _)) = first {
             return Some(id.clone());
         }
-        let ready = |(_, s): &(&Id, &Slot)| s.partition.is_ready(now);
+        let ready = |(_, s): &(&Id, &Slot<D>)| s.partition.is_ready(now);
         let after = self
             .slots
             .iter()
@@ -283,21 +339,34 @@ impl<D: InboxStore> Worker<D> {
 
     /// Has a piece of work done in a task of its own.
     fn begin(&mut self, id: &Id, work: Work) -> Result<(), Error> {
-        let Some(slot) = self.slots.get(id) else {
+        let Some(slot) = self.slots.get_mut(id) else {
             return Ok(());
         };
-        let job = Job {
-            id: id.clone(),
-            key: slot.partition.key.clone(),
-            term: Arc::clone(slot.partition.term()),
-            processor: Arc::clone(&self.processor),
+        let job = slot.job(id, &self.processor);
+        let (opened, begun) = oneshot::channel();
+        let mut neighbours = Neighbours {
+            prepared: None,
+            opened,
         };
+        if let Work::Lane(lane, task) = &work {
+            // What is opened for other messages goes: it may hold the mark of one of these.
+            let ahead = slot.ahead.remove(lane);
+            let fits =
+                |ahead: &Ahead<D>| matches!(task, Task::Deliver(batch) if batch.ids() == ahead.ids);
+            neighbours.prepared = ahead.filter(fits).map(|ahead| ahead.prepared);
+            slot.begun.insert(*lane, begun);
+        }
+        if self.free() == 0 {
+            // What is due goes before what comes next.
+            let mut ahead = self.slots.values_mut().map(|slot| &mut slot.ahead);
+            ahead.find_map(BTreeMap::pop_first);
+        }
         let handle = match work {
             Work::Take => self.jobs.spawn(job.take(self.commands.clone())),
             Work::Check(known) => self.jobs.spawn(job.check(known)),
             Work::Advance => self.jobs.spawn(job.advance()),
             Work::Stop(error) => return Err(*error),
-            Work::Lane(lane, task) => self.jobs.spawn(job.lane(lane, task)),
+            Work::Lane(lane, task) => self.jobs.spawn(job.lane(lane, task, neighbours)),
         };
         if let Some(slot) = self.slots.get_mut(id) {
             slot.under_way.retain(|handle| !handle.is_finished());
@@ -396,6 +465,8 @@ impl<D: InboxStore> Worker<D> {
                         partition: Partition::new(key, limits, now),
                         started: 0,
                         under_way: Vec::new(),
+                        begun: BTreeMap::new(),
+                        ahead: BTreeMap::new(),
                     };
                     if let Some(old) = self.slots.insert((topic, partition), slot) {
                         old.give_up();
@@ -505,6 +576,12 @@ impl<D: InboxStore> Worker<D> {
         let Some(slot) = self.slots.get_mut(id) else {
             return Ok(());
         };
+        if let Some((lane, _)) = &lane
+            && !matches!(outcome, Outcome::Settled(_))
+        {
+            // The same messages come again, and perhaps alone.
+            slot.ahead.remove(lane);
+        }
         let partition = &mut slot.partition;
         match (outcome, lane) {
             (Outcome::Settled(settled), Some((lane, batch))) if settled.is_empty() => {
@@ -633,7 +710,17 @@ impl<D: InboxStore> Worker<D> {
     }
 }
 
-impl Slot {
+impl<D: InboxStore> Slot<D> {
+    /// A piece of work for this partition.
+    fn job(&self, id: &Id, processor: &Arc<Processor<D>>) -> Job<D> {
+        Job {
+            id: id.clone(),
+            key: self.partition.key.clone(),
+            term: Arc::clone(self.partition.term()),
+            processor: Arc::clone(processor),
+        }
+    }
+
     /// Whether it asked for what is delivered after this [`Command::Start`]. What was fetched before comes again if it is wanted.
     fn hears(&self, started: u64) -> bool {
         self.started <= started

@@ -41,6 +41,9 @@ pub(crate) struct Options {
     /// How often everything is measured; medians are shown.
     #[arg(long, default_value_t = 3)]
     runs: usize,
+    /// Only the batch modes.
+    #[arg(long)]
+    batches: bool,
 }
 
 #[derive(clap::Args)]
@@ -120,6 +123,10 @@ const CASES: [Case; 6] = [
     },
 ];
 
+fn cases_of(batches: bool) -> &'static [Case] {
+    &CASES[..if batches { 2 } else { CASES.len() }]
+}
+
 pub(crate) async fn measure(options: Options) -> Result<()> {
     ensure!(
         options.messages >= 1_000 && options.runs > 0,
@@ -154,7 +161,7 @@ pub(crate) async fn measure(options: Options) -> Result<()> {
         marked.push(by_hand(&database, &all, true).await?);
         let database = prepared(&postgres).await?;
         bare.push(by_hand(&database, &all, false).await?);
-        for (case, rates) in CASES.iter().zip(&mut cases) {
+        for (case, rates) in cases_of(options.batches).iter().zip(&mut cases) {
             let database = prepared(&postgres).await?;
             let messages = options.messages / case.share;
             let rate = consume(&database, &kafka, case, messages, run).await?;
@@ -171,7 +178,7 @@ pub(crate) async fn measure(options: Options) -> Result<()> {
     println!("{}", process::load());
     println!("{marked:>9.0}/s  marks and rows by hand, batches of {BATCH}, one connection");
     println!("{bare:>9.0}/s  rows alone by hand, the same");
-    for (case, rates) in CASES.iter().zip(&mut cases) {
+    for (case, rates) in cases_of(options.batches).iter().zip(&mut cases) {
         let rate = median(rates);
         let beside = match (case.dedup, case.batch) {
             (Dedup::ById, BATCH) => {
