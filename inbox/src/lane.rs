@@ -55,6 +55,13 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
+    fn with_capacity(messages: usize) -> Self {
+        Self {
+            deliveries: Vec::with_capacity(messages),
+            standings: Vec::with_capacity(messages),
+        }
+    }
+
     pub(crate) fn offsets(&self) -> Vec<i64> {
         self.deliveries.iter().map(|d| d.offset).collect()
     }
@@ -148,8 +155,8 @@ impl Lane {
         if !self.is_ready(now) {
             return None;
         }
-        let mut batch = Batch::default();
         let first = self.waiting.pop_front()?;
+        let mut batch = Batch::with_capacity(self.size.min(most).min(1 + self.waiting.len()));
         if let Some(error) = first.standing.stop {
             return Some(Err(error));
         }

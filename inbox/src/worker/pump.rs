@@ -125,6 +125,9 @@ impl<F: Feed> Pump<F> {
         while bundle.len() < BUNDLE
             && let Some(event) = self.feed.poll(wait)
         {
+            if bundle.is_empty() {
+                bundle.reserve_exact(BUNDLE);
+            }
             bundle.push(Happened::Kafka(event));
             wait = Duration::ZERO;
         }

@@ -6,6 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod adoption;
+mod ahead;
 mod cut_wire;
 mod once;
 mod poison;
