@@ -103,7 +103,7 @@ pub enum Command {
     Reconcile(Box<Reconcile>),
     /// Say what is wrong with database, Kafka and tables, and what to type.
     Doctor(Doctor),
-    /// Watch orders reach the inventory exactly once while the relay is being killed.
+    /// Watch orders reach the inventory exactly once while relays are killed and messages come twice, late and in a race.
     Demo(demo::Options),
 }
 

@@ -43,7 +43,7 @@ macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident $metric:literal),* $(,)?) => {
         #[derive(Debug, Default)]
         struct Counts {
-            duplicates: AtomicU64,
+            duplicates: [AtomicU64; 3],
             $($name: AtomicU64,)*
         }
 
@@ -51,7 +51,30 @@ macro_rules! counts {
             /// Deliveries that were already settled.
             #[must_use]
             pub fn duplicates(&self) -> u64 {
-                self.counts.duplicates.load(Ordering::Relaxed)
+                let counts = self.counts.duplicates.iter();
+                counts.map(|count| count.load(Ordering::Relaxed)).sum()
+            }
+
+            /// Those of them that lay below the position.
+            #[must_use]
+            pub fn duplicates_by_position(&self) -> u64 {
+                self.known_by(Duplicate::Position)
+            }
+
+            /// Those of them whose dedup mark was there.
+            #[must_use]
+            pub fn duplicates_by_mark(&self) -> u64 {
+                self.known_by(Duplicate::Mark)
+            }
+
+            /// Those of them that a hint knew, and the database confirmed.
+            #[must_use]
+            pub fn duplicates_by_hint(&self) -> u64 {
+                self.known_by(Duplicate::Hint)
+            }
+
+            fn known_by(&self, reason: Duplicate) -> u64 {
+                self.counts.duplicates[reason as usize].load(Ordering::Relaxed)
             }
 
             $($(#[$doc])*
@@ -115,7 +138,7 @@ counts! {
 
 impl TopicCounters {
     pub(crate) fn duplicates(&self, reason: Duplicate, n: u64) {
-        self.stats.counts.duplicates.fetch_add(n, Ordering::Relaxed);
+        self.stats.counts.duplicates[reason as usize].fetch_add(n, Ordering::Relaxed);
         self.duplicates[reason as usize].increment(n);
     }
 
@@ -184,9 +207,18 @@ mod tests {
         let expected = [
             ("oncebox_inbox_dead_letters_total", stats.dead_letters()),
             ("oncebox_inbox_deliveries_total", stats.deliveries()),
-            ("oncebox_inbox_duplicates_total hint", 1),
-            ("oncebox_inbox_duplicates_total mark", 2),
-            ("oncebox_inbox_duplicates_total position", 1),
+            (
+                "oncebox_inbox_duplicates_total hint",
+                stats.duplicates_by_hint(),
+            ),
+            (
+                "oncebox_inbox_duplicates_total mark",
+                stats.duplicates_by_mark(),
+            ),
+            (
+                "oncebox_inbox_duplicates_total position",
+                stats.duplicates_by_position(),
+            ),
             ("oncebox_inbox_effects_total", stats.effects()),
             ("oncebox_inbox_ownership_total", stats.ownership()),
             ("oncebox_inbox_parked_total", stats.parked()),
@@ -195,5 +227,9 @@ mod tests {
         .map(|(name, n)| (name.to_owned(), n));
         assert_eq!(found, expected);
         assert_eq!((stats.deliveries(), stats.duplicates()), (2, 4));
+        assert_eq!(
+            (stats.duplicates_by_mark(), stats.duplicates_by_hint()),
+            (2, 1)
+        );
     }
 }

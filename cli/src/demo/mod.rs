@@ -1,22 +1,37 @@
-//! `oncebox demo`: orders reach the inventory exactly once while the relay is being killed.
+//! `oncebox demo`: orders reach the inventory exactly once, whatever happens on the way.
 //!
-//! An order service writes orders and messages; some transactions roll back, and on PostgreSQL one
-//! after the other stays open with a low outbox id. Relays are processes of their own and die by
-//! SIGKILL at named points. Records are copied into the topic a second time, and the inventory
-//! service is sent back to the beginning. At the end the [`audit`] compares both databases and the
-//! topic.
+//! An order service writes orders and messages, an inventory service handles them. At the end the [`audit`] compares
+//! both databases and the topic. In between:
+//!
+//! | fault | how it comes | what answers it |
+//! |---|---|---|
+//! | crash of the relay | SIGKILL at named points of its transaction | the position in the Kafka transaction |
+//! | rolled-back and slow transactions | one order in ten; on PostgreSQL one after the other stays open with a low outbox id | the outbox, the gaps of the relay |
+//! | producer retry | records are copied into the topic with the same envelope | the dedup mark |
+//! | lost ack | the inventory service is sent back to the first record | the dedup mark |
+//! | rebalance mid-batch | a second instance of the inventory service joins the group and leaves it | the owner in the position row |
+//! | TTL too short | the hint forgets within a second, the duplicates come later | the dedup mark behind it |
+//! | select-then-write race | one order in ten is announced by two messages with ids and keys of their own; on PostgreSQL they are handled at the same time | `insert_once` |
+//! | state regression | messages with new ids say that placed orders are pending | `StateMachine` |
+//! | partial coverage | the handler fails between the stock and the points | one transaction for all effects |
 //!
 //! | file | what |
 //! |---|---|
 //! | `shop.rs`, `postgres.rs`, `sqlite.rs` | both services, for both databases |
 //! | `clerks.rs` | who orders, how fast, and what rolls back |
 //! | `relays.rs` | processes and kill points |
-//! | `inventory.rs`, `topic.rs` | the consuming side, and the topic as anybody sees it |
+//! | `handler.rs`, `books.rs` | what the inventory service does with a message, and what it wrote |
+//! | `inventory.rs`, `faults.rs` | its instances, and what fails inside them |
+//! | `topic.rs`, `inject.rs` | the topic as anybody sees it, and what others write into it |
 //! | `stage.rs` | where it all happens: directories, schemas, topics, and their removal |
-//! | `audit.rs`, `report.rs`, `progress.rs` | the verdict, the numbers, the living line |
+//! | `audit/`, `report.rs`, `progress.rs` | the verdict, the numbers, the living line |
 
 pub mod audit;
+mod books;
 mod clerks;
+mod faults;
+mod handler;
+mod inject;
 mod inventory;
 mod postgres;
 mod progress;
@@ -27,7 +42,6 @@ mod sqlite;
 mod stage;
 mod topic;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -39,8 +53,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 use self::audit::Seen;
 use self::clerks::{Numbers, Pace};
+use self::inject::Injected;
 use self::inventory::Inventory;
-use self::progress::Board;
+use self::progress::{Board, Counted};
 use self::relays::{POINTS, Relays};
 use self::report::Summary;
 use self::shop::Shop;
@@ -49,8 +64,8 @@ use crate::config::Settings;
 use crate::exit::Failure;
 use crate::signals;
 
-/// How many records are copied into the topic a second time.
-const COPIES: usize = 100;
+/// How often a relay publishes what there is, so that the second instance of the inventory service gets something to do.
+const ROUNDS: usize = 5;
 
 /// `oncebox demo`
 #[derive(Clone, Debug, Args)]
@@ -118,8 +133,9 @@ struct Run<'a, S> {
     slow_stop: CancellationToken,
     inventory: Inventory<S>,
     planned: [usize; POINTS.len()],
-    copies: usize,
+    injected: Injected,
     delivered_again: usize,
+    second: Counted,
 }
 
 impl<'a, S: Shop> Run<'a, S> {
@@ -162,46 +178,73 @@ impl<'a, S: Shop> Run<'a, S> {
             slow_stop,
             inventory,
             planned: [0; POINTS.len()],
-            copies: 0,
+            injected: Injected::default(),
             delivered_again: 0,
+            second: Counted::default(),
         }
     }
 
-    /// One relay after the other lives until its kill; in between, duplicates are injected.
+    /// One relay after the other lives until its kill; in between the consuming side has its faults.
     async fn kills(&mut self, kills: usize) -> anyhow::Result<()> {
+        let half = kills.div_ceil(2);
         for k in 0..kills {
+            if k == half / 2 {
+                self.join();
+            }
             let at = relays::kill(k);
             self.planned[k % POINTS.len()] += 1;
             self.relays.run_until_killed(at).await?;
             self.board.kills[k % POINTS.len()].fetch_add(1, SeqCst);
             self.board.say(&format!("relay {} killed at {at}", k + 1));
             self.pace.kill_done();
-            if k + 1 == kills.div_ceil(2) {
-                self.inject_duplicates().await?;
+            if k + 1 == half {
+                self.inject().await?;
             }
         }
         if kills == 0 {
-            self.relays.run_until_empty().await?;
-            self.inject_duplicates().await?;
+            self.join();
+            self.inject().await?;
         }
         Ok(())
     }
 
-    /// Copies the first records into the topic again, and sends the inventory service back to the beginning.
-    async fn inject_duplicates(&mut self) -> anyhow::Result<()> {
+    fn join(&mut self) {
+        self.inventory.join();
+        let joins = "second instance of the inventory service joins the group; each loses what the other takes";
+        self.board.say(joins);
+    }
+
+    /// The second instance leaves in the middle of its work, if it got some.
+    async fn leave(&mut self) -> anyhow::Result<()> {
+        for _ in 0..ROUNDS {
+            if self.inventory.second_is_idle() {
+                self.relays.run_until_empty().await?;
+            }
+        }
+        let Some(counted) = self.inventory.leave().await? else {
+            return Ok(());
+        };
+        self.second = counted;
+        self.board.say(&format!(
+            "second instance left: it took partitions {} times and settled {} messages",
+            self.second.ownership,
+            self.second.effects + self.second.duplicates
+        ));
+        Ok(())
+    }
+
+    /// Writes duplicates and late messages into the topic, and sends the inventory service back to the beginning.
+    async fn inject(&mut self) -> anyhow::Result<()> {
         // Not the last relay's end: a killed relay may have left a transaction open, behind which nobody can read.
         self.relays.run_until_empty().await?;
+        self.leave().await?;
         let messages = self.read("first", 1).await?;
-        if messages.is_empty() {
-            bail!("nothing was published so far");
-        }
-        let first = &messages[..messages.len().min(COPIES)];
-        let copies = topic::publish_again(self.wiring, self.id, first).await?;
-        self.copies += copies;
+        self.injected = inject::inject(self.wiring, self.id, &messages).await?;
+        let Injected { copies, late } = self.injected;
         self.board.say(&format!(
-            "{copies} records published a second time with the same envelope"
+            "{copies} records published a second time with the same envelope, {late} late messages with new ids"
         ));
-        self.inventory.settle(&ends(&messages)).await?;
+        self.inventory.settle(&topic::ends(&messages)).await?;
         self.inventory.deliver_again().await?;
         self.delivered_again += messages.len();
         let again = messages.len();
@@ -223,21 +266,27 @@ impl<'a, S: Shop> Run<'a, S> {
         };
         self.relays.run_until_empty().await?;
         let orders = self.shop.committed().await?;
-        let messages = self.read("audit", orders.len() + self.copies).await?;
-        self.inventory.settle(&ends(&messages)).await?;
+        let Injected { copies, late } = self.injected;
+        let twice = orders.iter().filter(|order| order.is_announced_twice());
+        let expected = orders.len() + twice.count() + copies + late;
+        let messages = self.read("audit", expected).await?;
+        self.inventory.settle(&topic::ends(&messages)).await?;
         self.inventory.stop().await?;
         let seen: Vec<Seen> = messages.iter().map(topic::seen).collect::<Result<_, _>>()?;
-        let effects = self.shop.effects().await?;
-        let balances = self.shop.balances().await?;
+        let books = self.shop.books().await?;
+        let process = self.inventory.process();
         Ok(Summary {
-            audit: audit::audit(&orders, &seen, &effects, &balances),
+            audit: audit::audit(&orders, &seen, &books),
             rolled_back: self.board.rolled_back.load(SeqCst),
-            slow: slow.map(|slow| (slow.len(), overtaken(&slow, &seen))),
+            slow: slow.map(|slow| (slow.len(), topic::overtaken(&slow, &seen))),
             counted: self.board.counted(),
             kills: std::array::from_fn(|i| self.board.kills[i].load(SeqCst)),
             planned: self.planned,
-            copies: self.copies,
+            injected: self.injected,
             delivered_again: self.delivered_again,
+            second: self.second,
+            forgotten: process.hint.forgotten(),
+            half_way: process.half_way.failures(),
             seconds: self.board.elapsed().as_secs_f64(),
         })
     }
@@ -248,31 +297,4 @@ impl<'a, S: Shop> Run<'a, S> {
             .await
             .context("cannot read the topic")
     }
-}
-
-/// The offset after the last record of each partition.
-fn ends(messages: &[Message]) -> BTreeMap<i32, i64> {
-    let mut ends = BTreeMap::new();
-    for message in messages {
-        let end = ends.entry(message.partition).or_insert(0);
-        *end = (message.offset + 1).max(*end);
-    }
-    ends
-}
-
-/// How many of these orders were published after a record with a higher outbox id.
-fn overtaken(slow: &[i64], seen: &[Seen]) -> usize {
-    let late = |order: &i64| {
-        seen.iter()
-            .find(|s| s.order.id == *order && !s.copy)
-            .is_some_and(|mine| {
-                seen.iter().any(|s| {
-                    !s.copy
-                        && s.partition == mine.partition
-                        && s.offset < mine.offset
-                        && s.outbox_id > mine.outbox_id
-                })
-            })
-    };
-    slow.iter().filter(|order| late(order)).count()
 }

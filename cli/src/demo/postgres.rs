@@ -1,23 +1,21 @@
 //! The shop on PostgreSQL: two schemas, one per service.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use anyhow::Context;
-use oncebox_inbox::HandlerError;
-use oncebox_inbox::guard::{self, Taken, key};
 use oncebox_inbox::resume::{self, From, Request};
 use oncebox_migrations::{Dialect, Names};
-use oncebox_outbox::{Message, Outbox};
+use oncebox_outbox::Outbox;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{
-    AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection, Postgres, Transaction,
-};
+use sqlx::{AssertSqlSafe, ConnectOptions, Connection, Executor, PgConnection};
 use tokio_util::sync::CancellationToken;
 
-use super::audit::{Balances, Effect, Order};
-use super::shop::{
-    self, Basket, Ending, INITIAL_STOCK, KIND, OrderPlaced, Running, SKUS, Shop, Wiring,
-};
+use super::audit::{Books, Order};
+use super::books;
+use super::faults::Process;
+use super::handler::{self, Work};
+use super::shop::{self, Basket, Ending, INITIAL_STOCK, Running, SKUS, Shop, Wiring};
 
 /// The pools set `search_path`, so that this text needs no schema.
 const ORDERS_TABLES: &str = "
@@ -25,13 +23,6 @@ CREATE TABLE customers (name text PRIMARY KEY, orders bigint NOT NULL);
 CREATE TABLE orders (id bigint PRIMARY KEY, customer text NOT NULL, seq bigint NOT NULL, sku text NOT NULL,
                      quantity bigint NOT NULL, points bigint NOT NULL);
 ";
-const INVENTORY_TABLES: &str = "
-CREATE TABLE stock (sku text PRIMARY KEY, initial bigint NOT NULL, quantity bigint NOT NULL CHECK (quantity >= 0));
-CREATE TABLE points (customer text PRIMARY KEY, points bigint NOT NULL);
-CREATE TABLE ledger (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, order_id bigint NOT NULL, sku text NOT NULL,
-                     quantity bigint NOT NULL, customer text NOT NULL, points bigint NOT NULL);
-";
-const STOCK_UP: &str = "INSERT INTO stock (sku, initial, quantity) VALUES ($1, $2, $2)";
 
 /// G4: takes the customer's row lock before the message is enqueued, and keeps it until commit.
 const NEXT_OF_CUSTOMER: &str = "INSERT INTO customers (name, orders) VALUES ($1, 1)
@@ -39,14 +30,6 @@ const NEXT_OF_CUSTOMER: &str = "INSERT INTO customers (name, orders) VALUES ($1,
 const INSERT_ORDER: &str =
     "INSERT INTO orders (id, customer, seq, sku, quantity, points) VALUES ($1, $2, $3, $4, $5, $6)";
 const ALL_ORDERS: &str = "SELECT id, customer, seq, sku, quantity, points FROM orders";
-
-const GRANT_POINTS: &str = "INSERT INTO points (customer, points) VALUES ($1, $2)
-    ON CONFLICT (customer) DO UPDATE SET points = points.points + excluded.points";
-const WRITE_LEDGER: &str =
-    "INSERT INTO ledger (order_id, sku, quantity, customer, points) VALUES ($1, $2, $3, $4, $5)";
-const ALL_EFFECTS: &str = "SELECT order_id, sku, quantity, customer, points FROM ledger";
-const ALL_STOCK: &str = "SELECT sku, initial, quantity FROM stock";
-const ALL_POINTS: &str = "SELECT customer, points FROM points";
 
 /// See the module.
 #[derive(Clone)]
@@ -101,7 +84,7 @@ impl PgShop {
     async fn create_schemas(&self, conn: &mut PgConnection) -> anyhow::Result<()> {
         for (names, tables) in [
             (&self.orders_names, ORDERS_TABLES),
-            (&self.inventory_names, INVENTORY_TABLES),
+            (&self.inventory_names, handler::TABLES),
         ] {
             let schema = names.schema();
             // Our own names, checked by `Names`.
@@ -114,7 +97,7 @@ impl PgShop {
             conn.execute(tables).await?;
         }
         for sku in SKUS {
-            sqlx::query(STOCK_UP)
+            sqlx::query(handler::STOCK_UP)
                 .bind(sku)
                 .bind(INITIAL_STOCK)
                 .execute(&mut *conn)
@@ -143,13 +126,9 @@ impl Shop for PgShop {
             .bind(order.points)
             .execute(&mut *tx)
             .await?;
-        let message = Message::json(
-            &self.wiring.topic,
-            &order.customer,
-            &OrderPlaced::from(&order),
-        )?
-        .kind(KIND);
-        self.outbox.enqueue(&mut tx, message).await?;
+        for message in shop::messages(&order, &self.wiring.topic)? {
+            self.outbox.enqueue(&mut tx, message).await?;
+        }
         tokio::time::sleep(ending.pause()).await;
         if ending.commits() {
             tx.commit().await?;
@@ -175,10 +154,21 @@ impl Shop for PgShop {
             .collect())
     }
 
-    fn inventory(&self) -> Running {
-        let inbox = shop::inventory(self.inventory.clone(), &self.inventory_names, &self.wiring);
-        let inbox = inbox
-            .handle(|tx, delivery| Box::pin(async move { apply(tx, &delivery.json()?).await }));
+    fn inventory(&self, process: &Process) -> Running {
+        let inbox = shop::inventory(
+            self.inventory.clone(),
+            &self.inventory_names,
+            &self.wiring,
+            process,
+        );
+        let half_way = Arc::clone(&process.half_way);
+        let inbox = inbox.handle_batch(move |tx, deliveries| {
+            let half_way = Arc::clone(&half_way);
+            Box::pin(async move {
+                let half_way = &*half_way;
+                Work { tx, half_way }.apply(shop::parse(deliveries)?).await
+            })
+        });
         let stats = inbox.stats();
         let shutdown = CancellationToken::new();
         let task = tokio::spawn(inbox.run(shutdown.clone()));
@@ -198,35 +188,8 @@ impl Shop for PgShop {
         Ok(())
     }
 
-    async fn effects(&self) -> anyhow::Result<Vec<Effect>> {
-        let rows: Vec<(i64, String, i64, String, i64)> = sqlx::query_as(ALL_EFFECTS)
-            .fetch_all(&self.inventory)
-            .await?;
-        Ok(rows
-            .into_iter()
-            .map(|(order, sku, quantity, customer, points)| Effect {
-                order,
-                sku,
-                quantity,
-                customer,
-                points,
-            })
-            .collect())
-    }
-
-    async fn balances(&self) -> anyhow::Result<Balances> {
-        let stock: Vec<(String, i64, i64)> =
-            sqlx::query_as(ALL_STOCK).fetch_all(&self.inventory).await?;
-        let points: Vec<(String, i64)> = sqlx::query_as(ALL_POINTS)
-            .fetch_all(&self.inventory)
-            .await?;
-        Ok(Balances {
-            stock: stock
-                .into_iter()
-                .map(|(sku, initial, now)| (sku, (initial, now)))
-                .collect(),
-            points: points.into_iter().collect(),
-        })
+    async fn books(&self) -> anyhow::Result<Books> {
+        books::read(&self.inventory).await
     }
 
     async fn settled(&self) -> anyhow::Result<BTreeMap<i32, i64>> {
@@ -254,32 +217,4 @@ impl Shop for PgShop {
         conn.close().await?;
         Ok(())
     }
-}
-
-/// The business of the inventory service, in the transaction that also holds the dedup mark (G5).
-async fn apply(
-    tx: &mut Transaction<'_, Postgres>,
-    order: &OrderPlaced,
-) -> Result<(), HandlerError> {
-    let sku = key("sku", order.sku.as_str());
-    match guard::take(tx, "stock", sku, "quantity", order.quantity).await? {
-        Taken::Applied { .. } => {}
-        Taken::Insufficient { .. } | Taken::Missing => {
-            return Err(HandlerError::fatal(format!("out of stock: {}", order.sku)));
-        }
-    }
-    sqlx::query(GRANT_POINTS)
-        .bind(&order.customer)
-        .bind(order.points)
-        .execute(&mut **tx)
-        .await?;
-    sqlx::query(WRITE_LEDGER)
-        .bind(order.order)
-        .bind(&order.sku)
-        .bind(order.quantity)
-        .bind(&order.customer)
-        .bind(order.points)
-        .execute(&mut **tx)
-        .await?;
-    Ok(())
 }

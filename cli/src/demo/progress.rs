@@ -1,8 +1,8 @@
 //! What the demo shows while it runs: one living line on a terminal, plain lines elsewhere.
 
 use std::io::{self, IsTerminal, Write};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use oncebox_inbox::Stats;
@@ -16,35 +16,36 @@ pub(super) struct Board {
     pub(super) rolled_back: AtomicUsize,
     pub(super) slow: AtomicUsize,
     pub(super) kills: [AtomicUsize; POINTS.len()],
-    inventory: Mutex<Totals>,
+    inventory: Mutex<Vec<Stats>>,
     planned: (usize, usize),
     started: Instant,
     terminal: bool,
 }
 
-/// What inventory services counted: those that ended, and the one that runs.
-#[derive(Debug, Default)]
-struct Totals {
-    ended: Counted,
-    running: Option<Stats>,
-}
-
-/// Deliveries of the inventory service.
+/// What instances of the inventory service counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counted {
     pub(super) deliveries: u64,
     pub(super) duplicates: u64,
+    /// Of the duplicates: kept out by the mark in the database, and by the hint before it.
+    pub(super) by_mark: u64,
+    pub(super) by_hint: u64,
     pub(super) effects: u64,
     pub(super) dead_letters: u64,
+    /// How often a partition was taken.
+    pub(super) ownership: u64,
 }
 
 impl Counted {
-    fn of(stats: &Stats) -> Self {
+    pub(super) fn of(stats: &Stats) -> Self {
         Self {
             deliveries: stats.deliveries(),
             duplicates: stats.duplicates(),
+            by_mark: stats.duplicates_by_mark(),
+            by_hint: stats.duplicates_by_hint(),
             effects: stats.effects(),
             dead_letters: stats.dead_letters(),
+            ownership: stats.ownership(),
         }
     }
 
@@ -52,8 +53,11 @@ impl Counted {
         Self {
             deliveries: self.deliveries + other.deliveries,
             duplicates: self.duplicates + other.duplicates,
+            by_mark: self.by_mark + other.by_mark,
+            by_hint: self.by_hint + other.by_hint,
             effects: self.effects + other.effects,
             dead_letters: self.dead_letters + other.dead_letters,
+            ownership: self.ownership + other.ownership,
         }
     }
 }
@@ -72,25 +76,23 @@ impl Board {
         }
     }
 
-    /// The inventory service whose counters are to be shown from now on.
+    /// An instance of the inventory service, whose counters are shown from now on, also when it has ended.
     pub(super) fn watch(&self, stats: Stats) {
-        let mut totals = self
-            .inventory
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(ended) = totals.running.replace(stats) {
-            totals.ended = totals.ended.plus(Counted::of(&ended));
-        }
+        self.instances().push(stats);
     }
 
-    /// Everything the inventory services counted so far.
+    /// Everything the instances of the inventory service counted so far.
     pub(super) fn counted(&self) -> Counted {
-        let totals = self
-            .inventory
+        let all = self.instances();
+        all.iter()
+            .map(Counted::of)
+            .fold(Counted::default(), Counted::plus)
+    }
+
+    fn instances(&self) -> MutexGuard<'_, Vec<Stats>> {
+        self.inventory
             .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        let running = totals.running.as_ref().map(Counted::of).unwrap_or_default();
-        totals.ended.plus(running)
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
     pub(super) fn killed(&self) -> usize {

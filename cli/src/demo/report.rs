@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::audit::{Mismatch, Report};
+use super::inject::Injected;
 use super::progress::Counted;
 use super::relays::POINTS;
 
@@ -20,8 +21,14 @@ pub(super) struct Summary {
     pub(super) kills: [usize; POINTS.len()],
     /// How many kills of each point were asked for.
     pub(super) planned: [usize; POINTS.len()],
-    pub(super) copies: usize,
+    pub(super) injected: Injected,
     pub(super) delivered_again: usize,
+    /// What the second instance of the inventory service counted, which came and went.
+    pub(super) second: Counted,
+    /// Duplicates that the hint had known and knew no more.
+    pub(super) forgotten: usize,
+    /// How often the handler failed between two effects.
+    pub(super) half_way: usize,
     pub(super) seconds: f64,
 }
 
@@ -46,22 +53,42 @@ impl Summary {
             "not every planned kill happened",
         );
         must(self.rolled_back > 0, "no order was rolled back");
+        let Injected { copies, late } = self.injected;
         must(
-            self.copies > 0 && self.audit.copies == self.copies,
+            copies > 0 && self.audit.copies == copies,
             "the injected copies are not all in the topic",
         );
+        must(
+            late > 0 && self.audit.late == late,
+            "the injected late messages are not all in the topic",
+        );
+        must(self.audit.second > 0, "no order was announced twice");
         must(self.delivered_again > 0, "nothing was delivered again");
         must(
-            counted.duplicates >= (self.copies + self.delivered_again) as u64,
+            counted.duplicates >= (copies + self.delivered_again) as u64,
             "fewer duplicates were suppressed than were injected",
         );
+        must(
+            self.forgotten > 0,
+            "the hint still knew everything that was delivered again",
+        );
+        must(
+            counted.by_mark >= self.forgotten as u64,
+            "the marks caught fewer duplicates than the hint forgot",
+        );
+        must(
+            self.second.ownership > 0,
+            "the second instance never owned a partition",
+        );
+        must(self.half_way > 0, "no handler failed between two effects");
         must(
             counted.deliveries >= counted.effects + counted.duplicates + counted.dead_letters,
             "there are fewer deliveries than effects + duplicates + dead letters",
         );
+        // Not more, but less is possible: a commit that is under way when its partition is taken away counts for nobody.
         must(
-            counted.effects == self.audit.effects as u64,
-            "the inventory counted other effects than its ledger holds",
+            counted.effects <= self.handled() as u64,
+            "the inventory counted more messages than its books hold",
         );
         must(counted.dead_letters == 0, "there are dead letters");
         if let Some((slow, overtaken)) = self.slow {
@@ -71,6 +98,11 @@ impl Summary {
             );
         }
         all
+    }
+
+    /// The messages that had an effect or a refusal, by the books.
+    fn handled(&self) -> usize {
+        self.audit.effects + self.audit.refused_second + self.audit.refused_late
     }
 
     /// The audit as text.
@@ -88,14 +120,14 @@ impl Summary {
         row(
             "messages published",
             format!(
-                "{} (read_committed, the whole topic), injected copies {}",
-                a.published, a.copies
+                "{} (read_committed, the whole topic), announced twice {}, injected copies {}, late {}",
+                a.published, a.second, a.copies, a.late
             ),
         );
         row(
             "deliveries",
             format!(
-                "{} = effects {} + duplicates suppressed {} + cut short by a stop or rebalance {}",
+                "{} = handled {} + duplicates suppressed {} + cut short by a stop or rebalance {}",
                 c.deliveries,
                 c.effects,
                 c.duplicates,
@@ -107,7 +139,47 @@ impl Summary {
             "duplicates injected",
             format!(
                 "{} copies in the topic, {} delivered again",
-                self.copies, self.delivered_again
+                self.injected.copies, self.delivered_again
+            ),
+        );
+        row(
+            "duplicates caught",
+            format!(
+                "by the mark {}, by the hint {}, by the position {}; the hint had forgotten {}",
+                c.by_mark,
+                c.by_hint,
+                c.duplicates.saturating_sub(c.by_mark + c.by_hint),
+                self.forgotten
+            ),
+        );
+        row(
+            "rebalances",
+            format!(
+                "partitions taken {} times, {} of them by a second instance that came, settled {} messages and went",
+                c.ownership,
+                self.second.ownership,
+                self.second.effects + self.second.duplicates
+            ),
+        );
+        row(
+            "announced twice",
+            format!(
+                "{}, {} of them in two partitions; refused by insert_once {}",
+                a.second, a.apart, a.refused_second
+            ),
+        );
+        row(
+            "state",
+            format!(
+                "placed {}; late messages {}, refused by the state machine {}",
+                a.placed, a.late, a.refused_late
+            ),
+        );
+        row(
+            "failed half-way",
+            format!(
+                "{} handlers, between the stock and the points",
+                self.half_way
             ),
         );
         row("effects in the ledger", a.effects.to_string());
@@ -173,22 +245,35 @@ mod tests {
             audit: Report {
                 orders: 10,
                 published: 10,
+                second: 1,
                 copies: 2,
+                late: 3,
                 effects: 10,
+                refused_second: 1,
+                refused_late: 3,
                 ..Report::default()
             },
             rolled_back: 1,
             slow: Some((2, 1)),
             counted: Counted {
-                deliveries: 17,
+                deliveries: 21,
                 duplicates: 7,
-                effects: 10,
+                by_mark: 6,
+                by_hint: 1,
+                effects: 14,
                 dead_letters: 0,
+                ownership: 9,
             },
             kills: [3; POINTS.len()],
             planned: [3; POINTS.len()],
-            copies: 2,
+            injected: Injected { copies: 2, late: 3 },
             delivered_again: 5,
+            second: Counted {
+                ownership: 3,
+                ..Counted::default()
+            },
+            forgotten: 5,
+            half_way: 1,
             seconds: 1.0,
         }
     }
@@ -201,25 +286,24 @@ mod tests {
 
     #[test]
     fn a_fault_that_did_not_happen_is_an_objection() {
-        let spoil: [fn(&mut Summary); 8] = [
+        let spoil: [fn(&mut Summary); 16] = [
             |s| s.kills[1] = 2,
             |s| s.rolled_back = 0,
             |s| s.audit.copies = 1,
+            |s| s.injected.copies = 0,
+            |s| s.audit.late = 2,
+            |s| s.audit.second = 0,
             |s| s.delivered_again = 0,
+            |s| s.counted.duplicates = 6,
+            |s| s.forgotten = 0,
+            |s| s.counted.by_mark = 4,
+            |s| s.second.ownership = 0,
+            |s| s.half_way = 0,
+            |s| s.counted.deliveries = 20,
+            |s| s.audit.refused_late = 2,
             |s| {
-                s.counted = Counted {
-                    deliveries: 16,
-                    duplicates: 6,
-                    ..s.counted
-                }
-            },
-            |s| s.counted.deliveries = 16,
-            |s| {
-                s.counted = Counted {
-                    deliveries: 18,
-                    dead_letters: 1,
-                    ..s.counted
-                }
+                s.counted.deliveries = 22;
+                s.counted.dead_letters = 1;
             },
             |s| s.slow = Some((2, 0)),
         ];

@@ -1,25 +1,23 @@
 //! The shop: an order service with its own database, and an inventory service with another one.
 //!
-//! The order service writes the order and the message in one transaction. The inventory service
-//! deducts stock (compare-and-set: never below zero) and grants points. Neither of the two writes
-//! is idempotent, and the ledger has no unique key: an effect that happened twice would show.
+//! The order service writes the order and its messages in one transaction. What the inventory service does with a
+//! message is in `handler.rs`.
 
 use std::collections::BTreeMap;
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
 
-use oncebox_gate::{Cache, CacheConfig};
-use oncebox_inbox::{Inbox, InboxStore, Stats};
+use oncebox_inbox::{Delivery, HandlerError, Inbox, InboxStore, Stats};
 use oncebox_migrations::Names;
-use oncebox_outbox::Outbox;
+use oncebox_outbox::{Message, Outbox};
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 use sqlx::Pool;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use super::audit::{Balances, Effect, Order};
+use super::audit::{Books, Notice, Order};
+use super::faults::Process;
 
 /// What can be ordered.
 pub(super) const SKUS: [&str; 5] = ["tea", "cup", "pot", "spoon", "tray"];
@@ -29,7 +27,19 @@ pub(super) const INITIAL_STOCK: i64 = 10_000_000;
 const CUSTOMERS: u32 = 40;
 
 /// The message's type.
-pub(super) const KIND: &str = "order.placed";
+const KIND: &str = "order.placed";
+/// The header that says which message about the order it is; for the audit, the handler does not look at it.
+pub(super) const NOTICE: &str = "demo-notice";
+/// How soon a member of the group hears of a rebalance. librdkafka's 3 s would be a long wait in a short run.
+const HEARTBEAT_MS: &str = "500";
+
+/// What the message says of the order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum State {
+    Pending,
+    Placed,
+}
 
 /// The payload: the order as the inventory service needs to know it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -40,6 +50,7 @@ pub(super) struct OrderPlaced {
     pub(super) sku: String,
     pub(super) quantity: i64,
     pub(super) points: i64,
+    pub(super) state: State,
 }
 
 impl From<&Order> for OrderPlaced {
@@ -51,6 +62,7 @@ impl From<&Order> for OrderPlaced {
             sku: order.sku.clone(),
             quantity: order.quantity,
             points: order.points,
+            state: State::Placed,
         }
     }
 }
@@ -68,19 +80,44 @@ impl From<OrderPlaced> for Order {
     }
 }
 
+/// The order service's messages about an order: one, or two where it is announced twice.
+pub(super) fn messages(order: &Order, topic: &str) -> anyhow::Result<Vec<Message>> {
+    let payload = OrderPlaced::from(order);
+    let message = |key: &str, notice: Notice| -> anyhow::Result<Message> {
+        let message = Message::json(topic, key, &payload)?;
+        Ok(message.kind(KIND).header(NOTICE, notice.name()))
+    };
+    let mut messages = vec![message(&order.customer, Notice::First)?];
+    if order.is_announced_twice() {
+        messages.push(message(&order.second_key(), Notice::Second)?);
+    }
+    Ok(messages)
+}
+
+/// The payloads of a batch.
+pub(super) fn parse(deliveries: &[Delivery]) -> Result<Vec<OrderPlaced>, HandlerError> {
+    deliveries.iter().map(Delivery::json).collect()
+}
+
 /// The inventory service without its handler: the complete combination, on any database.
-pub(super) fn inventory<D: InboxStore>(pool: Pool<D>, names: &Names, wiring: &Wiring) -> Inbox<D> {
-    let hint = Arc::new(Cache::new(CacheConfig::default()));
+pub(super) fn inventory<D: InboxStore>(
+    pool: Pool<D>,
+    names: &Names,
+    wiring: &Wiring,
+    process: &Process,
+) -> Inbox<D> {
+    let kafka = wiring.kafka.clone();
+    let kafka = kafka.set("heartbeat.interval.ms", HEARTBEAT_MS);
     let outbox = Outbox::new(oncebox_outbox::Config {
         names: names.clone(),
         ..Default::default()
     });
     let dead_letters = format!("{}-dead", wiring.topic);
-    Inbox::new(pool, wiring.kafka.clone())
+    Inbox::new(pool, kafka)
         .names(names.clone())
         .consumer(&wiring.consumer)
         .topic(&wiring.topic)
-        .complete(hint, outbox, dead_letters, |delivery| {
+        .complete(process.hint.clone(), outbox, dead_letters, |delivery| {
             let placed: OrderPlaced = delivery.json().ok()?;
             Some(placed.order.to_string())
         })
@@ -129,7 +166,7 @@ impl Basket {
     }
 }
 
-/// How the transaction of an order ends, after the message was enqueued in it.
+/// How the transaction of an order ends, after its messages were enqueued in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
     Commit,
@@ -173,7 +210,7 @@ pub(super) trait Shop: Clone + Send + Sync + 'static {
     /// Whether several transactions can write at once, so that ids can commit out of order.
     const MANY_WRITERS: bool;
 
-    /// Places an order: locks the customer, writes the order, enqueues the message, ends as told.
+    /// Places an order: locks the customer, writes the order, enqueues its messages, ends as told.
     fn place(
         &self,
         basket: Basket,
@@ -183,17 +220,14 @@ pub(super) trait Shop: Clone + Send + Sync + 'static {
     /// The orders that committed.
     fn committed(&self) -> impl Future<Output = anyhow::Result<Vec<Order>>> + Send;
 
-    /// Starts the inventory service.
-    fn inventory(&self) -> Running;
+    /// Starts an instance of the inventory service.
+    fn inventory(&self, process: &Process) -> Running;
 
     /// Sends the stopped inventory service back to the first record (`oncebox inbox resume --from earliest`).
     fn rewind(&self) -> impl Future<Output = anyhow::Result<()>> + Send;
 
-    /// The ledger of the inventory service.
-    fn effects(&self) -> impl Future<Output = anyhow::Result<Vec<Effect>>> + Send;
-
-    /// The balances of the inventory service.
-    fn balances(&self) -> impl Future<Output = anyhow::Result<Balances>> + Send;
+    /// What the inventory service wrote.
+    fn books(&self) -> impl Future<Output = anyhow::Result<Books>> + Send;
 
     /// Up to which offset (exclusive) each partition is settled, as the inventory's database knows it.
     fn settled(&self) -> impl Future<Output = anyhow::Result<BTreeMap<i32, i64>>> + Send;
@@ -220,5 +254,15 @@ mod tests {
         let payload = serde_json::to_vec(&OrderPlaced::from(&order)).unwrap();
         let back: OrderPlaced = serde_json::from_slice(&payload).unwrap();
         assert_eq!(Order::from(back), order);
+    }
+
+    #[test]
+    fn an_order_is_announced_once_or_twice_with_two_keys() {
+        let count = |id| {
+            messages(&Basket::random(id).order(1), "orders")
+                .unwrap()
+                .len()
+        };
+        assert_eq!((count(9), count(10)), (1, 2));
     }
 }

@@ -1,19 +1,14 @@
-//! The topic as anybody sees it: reading all of it, and copying records into it a second time.
+//! The topic as anybody sees it.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use bytes::Bytes;
-use oncebox_kafka::{
-    Consumer, ConsumerEvent, Envelope, Message, ProducerOptions, Record, SourceTag, Transaction,
-    TransactionalProducer, envelope,
-};
+use oncebox_kafka::{Consumer, ConsumerEvent, Message, envelope};
 
-use super::audit::Seen;
-use super::shop::{OrderPlaced, Wiring};
-
-/// The header that marks a copy which the demo injected, so that the audit does not take it for the relay's.
-pub(super) const COPY: &str = "demo-copy";
+use super::audit::{Notice, Seen};
+use super::inject::COPY;
+use super::shop::{NOTICE, OrderPlaced, Wiring};
 
 /// With the expected number of records read: how long nothing more may come before the topic counts as read.
 const QUIET: Duration = Duration::from_secs(2);
@@ -81,6 +76,10 @@ pub(super) fn seen(message: &Message) -> anyhow::Result<Seen> {
         .with_context(|| format!("{}: no payload", place()))?;
     let order: OrderPlaced = serde_json::from_slice(payload).with_context(place)?;
     let key = message.key.as_deref().unwrap_or_default();
+    let notice = message.headers.get(NOTICE);
+    let notice = notice
+        .and_then(|name| Notice::named(std::str::from_utf8(name).ok()?))
+        .with_context(|| format!("{}: no {NOTICE}", place()))?;
     Ok(Seen {
         partition: message.partition,
         offset: message.offset,
@@ -88,65 +87,38 @@ pub(super) fn seen(message: &Message) -> anyhow::Result<Seen> {
         order: order.into(),
         message_id: decoded.message_id,
         outbox_id: decoded.outbox_id,
-        copy: message.headers.iter().any(|(name, _)| name == COPY),
+        notice,
+        copy: message.headers.get(COPY).is_some(),
     })
 }
 
-/// Publishes records a second time with the same envelope, as a producer that retries without transactions would.
-/// Returns how many.
-pub(super) async fn publish_again(
-    wiring: &Wiring,
-    run: &str,
-    messages: &[Message],
-) -> anyhow::Result<usize> {
-    let mut records = Vec::new();
-    let mut source = None;
+/// The offset after the last record of each partition.
+pub(super) fn ends(messages: &[Message]) -> BTreeMap<i32, i64> {
+    let mut ends = BTreeMap::new();
     for message in messages {
-        let decoded = envelope::decode(&message.headers)?.context("no Oncebox envelope")?;
-        records.push(Record {
-            topic: message.topic.clone(),
-            key: message.key.clone(),
-            payload: message.payload.clone(),
-            headers: stored_headers(&message.headers)?,
-            envelope: Some(Envelope {
-                message_id: decoded.message_id,
-                outbox_id: decoded.outbox_id,
-                created_at_micros: decoded.created_at_micros,
-            }),
-        });
-        source = Some(SourceTag {
-            source: decoded.source.into(),
-            epoch: decoded.source_epoch,
-        });
+        let end = ends.entry(message.partition).or_insert(0);
+        *end = (message.offset + 1).max(*end);
     }
-    let copies = records.len();
-    // Not the relay's transactional.id, which would fence it.
-    let id = format!("oncebox-demo-copies.{run}");
-    let producer =
-        TransactionalProducer::open(&wiring.kafka, &id, ProducerOptions::default()).await?;
-    producer
-        .transact(Transaction {
-            source,
-            records,
-            offsets: None,
-            ..Transaction::default()
-        })
-        .await?;
-    producer.close().await;
-    Ok(copies)
+    ends
 }
 
-/// The headers that stood in the outbox, and the copy's mark: what the envelope adds is taken away.
-fn stored_headers(headers: &oncebox_kafka::Headers) -> anyhow::Result<Bytes> {
-    const ENVELOPE: [&str; 6] = [
-        "oncebox-v",
-        "oncebox-id",
-        "oncebox-source",
-        "oncebox-epoch",
-        "oncebox-outbox-id",
-        "oncebox-created-at",
-    ];
-    let stored = headers.iter().filter(|(name, _)| !ENVELOPE.contains(name));
-    let all = stored.chain([(COPY, Some(&b"1"[..]))]);
-    Ok(oncebox_migrations::headers::encode(all)?.into())
+/// How many of these orders were published after a record with a higher outbox id.
+pub(super) fn overtaken(slow: &[i64], seen: &[Seen]) -> usize {
+    let relayed: Vec<&Seen> = seen
+        .iter()
+        .filter(|s| !s.copy && s.notice != Notice::Late)
+        .collect();
+    let late = |order: &i64| {
+        relayed
+            .iter()
+            .find(|s| s.order.id == *order)
+            .is_some_and(|mine| {
+                relayed.iter().any(|s| {
+                    s.partition == mine.partition
+                        && s.offset < mine.offset
+                        && s.outbox_id > mine.outbox_id
+                })
+            })
+    };
+    slow.iter().filter(|order| late(order)).count()
 }

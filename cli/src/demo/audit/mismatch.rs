@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::Notice;
+
 /// A disagreement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -90,6 +92,26 @@ pub enum Mismatch {
         /// What is there.
         found: i64,
     },
+    /// The state of an order is not the last one: it went back, or never came so far.
+    State {
+        /// The order.
+        order: i64,
+        /// What should be there.
+        expected: Option<&'static str>,
+        /// What is there.
+        found: Option<String>,
+    },
+    /// A guard did not refuse as many messages about an order as there were to refuse.
+    Refusals {
+        /// The order.
+        order: i64,
+        /// Which messages.
+        notice: Notice,
+        /// How many there were.
+        expected: usize,
+        /// How many were refused.
+        found: usize,
+    },
 }
 
 impl fmt::Display for Mismatch {
@@ -162,6 +184,26 @@ impl fmt::Display for Mismatch {
                     "points of {customer}: expected {expected}, found {found} (G5)"
                 )
             }
+            Self::State {
+                order,
+                expected,
+                found,
+            } => write!(
+                f,
+                "state of order {order}: expected {}, found {} (G5)",
+                expected.unwrap_or("none"),
+                found.as_deref().unwrap_or("none")
+            ),
+            Self::Refusals {
+                order,
+                notice,
+                expected,
+                found,
+            } => write!(
+                f,
+                "{} messages of order {order}: expected {expected} refused, found {found} (G5)",
+                notice.name()
+            ),
         }
     }
 }
