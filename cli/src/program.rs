@@ -35,8 +35,6 @@ fn start(cli: &Cli) -> Result<(), Failure> {
         Command::Relay(_) => "info",
         // Its lines say it all.
         Command::Doctor(_) => "off",
-        // Its handler fails on purpose: PostgreSQL remarks each time that the transaction to be undone is open.
-        Command::Demo(_) => "warn,sqlx::postgres::notice=error",
         _ => "warn",
     };
     logs::start(settings.log, level);

@@ -188,9 +188,11 @@ impl<D: InboxStore> Processor<D> {
     }
 }
 
-/// ROLLBACK, also when the transaction has ended by itself.
+/// ROLLBACK, also when the transaction has ended by itself: SQLite calls that an error, and sqlx would go on counting it.
 async fn roll_back<D: InboxStore>(mut tx: Transaction<'static, D>) {
-    let _ = D::reopen(&mut tx).await;
+    if D::IN_PROCESS {
+        let _ = D::reopen(&mut tx).await;
+    }
     if let Err(e) = tx.rollback().await {
         tracing::debug!(error = %e, "no answer to a rollback");
     }

@@ -316,8 +316,8 @@ pub trait Store: sqlx::Database {
     ) -> impl Future<Output = Result<Vec<(String, String, i64)>, sqlx::Error>> + Send;
 
     /// Makes sure that a transaction is open where one should be. A handler may have ended it by itself (a bare
-    /// ROLLBACK): sqlx still counts it, its own ROLLBACK would then fail, and the pool would hand out a connection on
-    /// which no transaction can be begun any more.
+    /// ROLLBACK): sqlx still counts it, its own ROLLBACK would then fail on SQLite, and the pool would hand out a connection on
+    /// which no transaction can be begun any more. A server only remarks that none is open.
     fn reopen(conn: &mut Self::Connection) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 
     /// Takes ownership of an existing row: writes the token, adds 1 to seq, returns the row. May wait for the last
