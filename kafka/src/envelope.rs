@@ -16,7 +16,7 @@ use crate::record::{Envelope, SourceTag};
 pub const VERSION: &str = "1";
 
 /// The headers of the envelope, in their order.
-const NAMES: [&str; 6] = [
+pub const NAMES: [&str; 6] = [
     "oncebox-v",
     "oncebox-id",
     "oncebox-source",

@@ -116,17 +116,9 @@ async fn publish(
 
 /// The headers that stood in the outbox, with one more or with another value: what the envelope adds is taken away.
 fn stored_headers(headers: &Headers, (mark, value): (&str, &str)) -> anyhow::Result<Bytes> {
-    const ENVELOPE: [&str; 6] = [
-        "oncebox-v",
-        "oncebox-id",
-        "oncebox-source",
-        "oncebox-epoch",
-        "oncebox-outbox-id",
-        "oncebox-created-at",
-    ];
     let stored = headers
         .iter()
-        .filter(|(name, _)| *name != mark && !ENVELOPE.contains(name));
+        .filter(|(name, _)| *name != mark && !envelope::NAMES.contains(name));
     let all = stored.chain([(mark, Some(value.as_bytes()))]);
     Ok(oncebox_migrations::headers::encode(all)?.into())
 }

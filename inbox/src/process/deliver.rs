@@ -62,8 +62,8 @@ pub(crate) type Preparing<D> = AbortOnDropHandle<Result<Prepared<D>, Box<Outcome
 pub(crate) struct Neighbours<D: InboxStore> {
     /// What was done for it during the batch before.
     pub(crate) prepared: Option<Preparing<D>>,
-    /// Told as soon as its marks are inserted. Those of the next batch come only then: two batches of one lane that insert at the same
-    /// time would be in no order, and with two of another partition a deadlock.
+    /// Told as soon as its marks are inserted. Those of the next batch come only then: side by side, each of the two statements may wait for
+    /// a mark of the other's, and the next batch does not end before this one.
     pub(crate) opened: oneshot::Sender<()>,
 }
 

@@ -1,7 +1,7 @@
 //! The inbox beside what its work costs without it, and a soak with duplicates.
 //!
 //! Messages of about 200 bytes lie in one partition; the handler writes one row for each. `ById` stands beside the same marks
-//! and rows written by hand on one connection, `ByOffset` beside the rows alone. What is measured begins with the first message
+//! and rows written by hand on one connection, `ByOffset` beside the rows alone, and beside a consumer written by hand. What is measured begins with the first message
 //! that comes and ends with the last commit. Every count is checked: effects once, no more and no less.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,15 +18,14 @@ use oncebox_kafka::{
 use rand::distr::Alphanumeric;
 use rand::rngs::StdRng;
 use rand::{RngExt as _, SeedableRng as _};
-use sqlx::PgPool;
 use sqlx::postgres::PgPoolOptions;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::process;
+use crate::{by_hand, process};
 
 /// Messages that share a transaction.
-const BATCH: usize = 500;
+pub(crate) const BATCH: usize = 500;
 const PAYLOAD: usize = 200;
 /// So many messages the soak publishes ahead of the consumer, at most.
 const AHEAD: usize = 200_000;
@@ -155,12 +154,16 @@ pub(crate) async fn measure(options: Options) -> Result<()> {
     }
     let mut marked = Vec::new();
     let mut bare = Vec::new();
+    let mut fetched = Vec::new();
     let mut cases: Vec<Vec<f64>> = vec![Vec::new(); CASES.len()];
     for run in 0..options.runs {
         let database = prepared(&postgres).await?;
-        marked.push(by_hand(&database, &all, true).await?);
+        marked.push(by_hand::rows(&database, &all, true).await?);
         let database = prepared(&postgres).await?;
-        bare.push(by_hand(&database, &all, false).await?);
+        bare.push(by_hand::rows(&database, &all, false).await?);
+        let database = prepared(&postgres).await?;
+        let rate = by_hand::consumer(&database, &kafka, "all", options.messages);
+        fetched.push(rate.await?);
         for (case, rates) in cases_of(options.batches).iter().zip(&mut cases) {
             let database = prepared(&postgres).await?;
             let messages = options.messages / case.share;
@@ -174,17 +177,22 @@ pub(crate) async fn measure(options: Options) -> Result<()> {
             rates.push(rate);
         }
     }
-    let (marked, bare) = (median(&mut marked), median(&mut bare));
+    let (marked, bare, fetched) = (median(&mut marked), median(&mut bare), median(&mut fetched));
     println!("{}", process::load());
     println!("{marked:>9.0}/s  marks and rows by hand, batches of {BATCH}, one connection");
     println!("{bare:>9.0}/s  rows alone by hand, the same");
+    println!("{fetched:>9.0}/s  rows and offset by hand, fetched from Kafka");
     for (case, rates) in cases_of(options.batches).iter().zip(&mut cases) {
         let rate = median(rates);
         let beside = match (case.dedup, case.batch) {
             (Dedup::ById, BATCH) => {
                 format!(", {:.0} % of marks and rows by hand", 100.0 * rate / marked)
             }
-            (Dedup::ByOffset, BATCH) => format!(", {:.0} % of the rows alone", 100.0 * rate / bare),
+            (Dedup::ByOffset, BATCH) => format!(
+                ", {:.0} % of the rows alone, {:.0} % of those fetched by hand",
+                100.0 * rate / bare,
+                100.0 * rate / fetched
+            ),
             _ => String::new(),
         };
         println!("{rate:>9.0}/s  {}{beside}", case.name);
@@ -328,7 +336,7 @@ fn process_of(database: &Database, kafka: &Kafka) -> Result<tokio::process::Chil
         .context("cannot start the consumer")
 }
 
-async fn effects(database: &Database) -> Result<usize> {
+pub(crate) async fn effects(database: &Database) -> Result<usize> {
     let mut conn = database.connect().await;
     let count: i64 = sqlx::query_scalar("SELECT count(*) FROM effect")
         .fetch_one(&mut conn)
@@ -482,40 +490,8 @@ async fn write(
     Ok(())
 }
 
-const INSERT: &str =
+pub(crate) const INSERT: &str =
     "INSERT INTO effect (message, payload) SELECT * FROM unnest($1::uuid[], $2::bytea[])";
-
-/// The rows, with or without marks, written on one connection in transactions of [`BATCH`].
-async fn by_hand(database: &Database, records: &[Record], marks: bool) -> Result<f64> {
-    const MARKS: &str = "INSERT INTO oncebox_inbox (consumer, message_id) SELECT 'bench', unnest($1::uuid[]) \
-                         ON CONFLICT DO NOTHING RETURNING message_id";
-    let pool = PgPool::connect(database.url()).await?;
-    let start = Instant::now();
-    for chunk in records.chunks(BATCH) {
-        let ids: Vec<Uuid> = chunk
-            .iter()
-            .filter_map(|r| Some(r.envelope.as_ref()?.message_id))
-            .collect();
-        let payloads: Vec<&[u8]> = chunk
-            .iter()
-            .map(|r| r.payload.as_deref().unwrap_or_default())
-            .collect();
-        let mut tx = pool.begin().await?;
-        if marks {
-            let mut sorted = ids.clone();
-            sorted.sort_unstable();
-            let fresh = sqlx::query(MARKS).bind(sorted).fetch_all(&mut *tx).await?;
-            ensure!(fresh.len() == chunk.len(), "they are all fresh");
-        }
-        sqlx::query(INSERT)
-            .bind(ids)
-            .bind(payloads)
-            .execute(&mut *tx)
-            .await?;
-        tx.commit().await?;
-    }
-    Ok(records.len() as f64 / start.elapsed().as_secs_f64())
-}
 
 /// The inbox over a topic, from the first message that comes to the last commit.
 async fn consume(

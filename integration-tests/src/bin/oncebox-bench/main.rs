@@ -7,6 +7,7 @@
 //! one is wrong. `stallers` measures what open transactions of others cost (G9), `memory` what a broker costs that accepts
 //! nothing; `inbox` and `soak` are about the consumer.
 
+mod by_hand;
 mod inbox;
 mod latency;
 mod limits;
