@@ -14,8 +14,8 @@ const NULL: usize = usize::MAX;
 impl Headers {
     /// Name and value of each header; `None` is Kafka's null, which is not an empty value.
     #[must_use]
-    pub fn iter(&self) -> Iter<'_> {
-        Iter(&self.0)
+    pub fn iter(&self) -> HeaderIter<'_> {
+        HeaderIter(&self.0)
     }
 
     /// The value of the first header of this name; `None` also if that value is null.
@@ -40,9 +40,9 @@ pub(crate) fn push(list: &mut Vec<u8>, name: &str, value: Option<&[u8]>) {
 
 /// The iterator of [`Headers::iter`].
 #[derive(Clone, Debug)]
-pub struct Iter<'a>(&'a [u8]);
+pub struct HeaderIter<'a>(&'a [u8]);
 
-impl<'a> Iterator for Iter<'a> {
+impl<'a> Iterator for HeaderIter<'a> {
     type Item = (&'a str, Option<&'a [u8]>);
 
     fn next(&mut self) -> Option<Self::Item> {
@@ -58,9 +58,9 @@ impl<'a> Iterator for Iter<'a> {
 
 impl<'a> IntoIterator for &'a Headers {
     type Item = (&'a str, Option<&'a [u8]>);
-    type IntoIter = Iter<'a>;
+    type IntoIter = HeaderIter<'a>;
 
-    fn into_iter(self) -> Iter<'a> {
+    fn into_iter(self) -> HeaderIter<'a> {
         self.iter()
     }
 }

@@ -71,7 +71,7 @@ pub use admin::{
 pub use config::Config;
 pub use consumer::{Consumer, ConsumerEvent, Message};
 pub use error::Error;
-pub use headers::{Headers, Iter};
+pub use headers::{HeaderIter, Headers};
 pub use producer::{Committed, ProducerOptions, Step, TransactionalProducer};
 pub use record::{ANCHOR, Envelope, Offsets, Record, SourceTag, Transaction};
 pub use transact_error::{Cause, Outcome, Refused, TransactError};
