@@ -4,6 +4,7 @@
 //! database work runs in tasks beside it ([`job`]). What to do is decided by [`Partition`], what the database says by `position`
 //! and `start`.
 
+mod ahead;
 mod flow;
 mod job;
 mod pump;
@@ -19,9 +20,8 @@ use oncebox_kafka::{ConsumerEvent, Message};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
-use uuid::Uuid;
 
+use self::ahead::Ahead;
 use self::job::{Ended, Job, Report};
 use self::pump::{Bundle, Command, Happened, Pump};
 
@@ -36,7 +36,7 @@ use crate::lane::{Batch, Standing, Task};
 use crate::partition::{Failed, Limits, Partition, Received, Work};
 use crate::pause;
 use crate::position::{Key, Loss, Verdict, judge};
-use crate::process::{Neighbours, Outcome, Preparing, Processor, Settled};
+use crate::process::{Neighbours, Outcome, Processor, Settled};
 use crate::replay::Desk;
 use crate::retry::RetryPolicy;
 use crate::stats::{Duplicate, Stats, TopicCounters};
@@ -75,12 +75,6 @@ struct Slot<D: InboxStore> {
     begun: BTreeMap<usize, oneshot::Receiver<()>>,
     /// By lane: the transaction of the next batch.
     ahead: BTreeMap<usize, Ahead<D>>,
-}
-
-/// A transaction that is opened for these messages while the batch before them is under way.
-struct Ahead<D: InboxStore> {
-    ids: Vec<Uuid>,
-    prepared: Preparing<D>,
 }
 
 /// See the module.
@@ -258,49 +252,6 @@ impl<D: InboxStore> Worker<D> {
             self.last = Some(id);
         }
         Ok(())
-    }
-
-    /// Connections that nobody uses or has in prospect.
-    fn free(&self) -> usize {
-        let ahead: usize = self.slots.values().map(|slot| slot.ahead.len()).sum();
-        let used = self.jobs.len() + ahead;
-        self.settings.connections.saturating_sub(used)
-    }
-
-    /// Opens transactions for the batches that come next, as far as there are connections for them.
-    fn look_ahead(&mut self) {
-        // Where one transaction writes at a time, a second one only waits.
-        if D::IN_PROCESS {
-            return;
-        }
-        for slot in self.slots.values_mut() {
-            if !slot.partition.is_at_work() {
-                slot.ahead.clear();
-            }
-        }
-        let mut free = self.free();
-        for (id, slot) in &mut self.slots {
-            for lane in 0..self.settings.limits.lanes {
-                if free == 0 {
-                    return;
-                }
-                if slot.ahead.contains_key(&lane) {
-                    continue;
-                }
-                let Some(ids) = slot.partition.upcoming(lane) else {
-                    continue;
-                };
-                // Once for each batch.
-                let Some(begun) = slot.begun.remove(&lane) else {
-                    continue;
-                };
-                let job = slot.job(id, &self.processor);
-                let prepare = job.prepare(ids.clone(), begun);
-                let prepared = AbortOnDropHandle::new(tokio::spawn(prepare));
-                slot.ahead.insert(lane, Ahead { ids, prepared });
-                free -= 1;
-            }
-        }
     }
 
     /// The next partition with something to do, in turn. Ownership goes first: Kafka delivers nothing before. But only where
