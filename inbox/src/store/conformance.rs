@@ -22,6 +22,23 @@ fn key(consumer: &str, partition: i32) -> Key {
     }
 }
 
+/// A dead letter of a message at this offset.
+fn letter_at(offset: i64) -> DeadLetter<'static> {
+    DeadLetter {
+        message_id: Uuid::now_v7(),
+        offset,
+        key: None,
+        payload: None,
+        headers: &[],
+        error: "no",
+        attempts: 3,
+        parked: false,
+        timestamp_ms: None,
+        first_failed_at: None,
+        delay_micros: None,
+    }
+}
+
 /// The whole contract, in one database with fresh tables.
 async fn conforms<D: InboxStore>(pool: &Pool<D>) {
     let statements = &D::statements(&Names::default(), Duration::from_secs(60));
@@ -274,16 +291,7 @@ async fn keeps_marks<D: InboxStore>(pool: &Pool<D>, statements: &super::Statemen
         if id == letter {
             let letter = DeadLetter {
                 message_id: id,
-                offset: 7,
-                key: None,
-                payload: None,
-                headers: &[],
-                error: "no",
-                attempts: 1,
-                parked: false,
-                timestamp_ms: None,
-                first_failed_at: None,
-                delay_micros: None,
+                ..letter_at(7)
             };
             D::bury(&mut tx, statements, &here, &letter).await.unwrap();
         }
@@ -313,17 +321,9 @@ async fn replays<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
     let mut conn = pool.acquire().await.unwrap();
     for offset in [7, 8] {
         let letter = DeadLetter {
-            message_id: Uuid::now_v7(),
-            offset,
             key: Some(b"k"),
-            payload: None,
-            headers: &[],
-            error: "no",
-            attempts: 3,
             parked: true,
-            timestamp_ms: None,
-            first_failed_at: None,
-            delay_micros: None,
+            ..letter_at(offset)
         };
         assert!(
             D::bury(&mut conn, statements, &here, &letter)
@@ -406,17 +406,10 @@ async fn delayed_letters<D: InboxStore>(pool: &Pool<D>, statements: &super::Stat
     let here = key("delayed", 0);
     let mut conn = pool.acquire().await.unwrap();
     let mut letter = DeadLetter {
-        message_id: Uuid::now_v7(),
-        offset: 7,
-        key: None,
         payload: Some(b"payload"),
-        headers: &[],
-        error: "no",
-        attempts: 3,
-        parked: false,
-        timestamp_ms: None,
         first_failed_at: Some(1_700_000_000_000_000),
         delay_micros: Some(3_600_000_000),
+        ..letter_at(7)
     };
     let later = D::bury(&mut conn, statements, &here, &letter);
     assert!(later.await.unwrap());
@@ -621,17 +614,10 @@ async fn resumes<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) 
 async fn letters<D: InboxStore>(pool: &Pool<D>, statements: &super::Statements) {
     let key = key("a", 0);
     let mut letter = DeadLetter {
-        message_id: Uuid::now_v7(),
-        offset: 8,
-        key: None,
         payload: Some(b"payload"),
-        headers: &[],
-        error: "no",
-        attempts: 3,
-        parked: false,
         timestamp_ms: Some(1_700_000_000_000),
         first_failed_at: Some(1_700_000_000_000_000),
-        delay_micros: None,
+        ..letter_at(8)
     };
     let mut tx = D::begin(pool, statements).await.unwrap();
     assert_eq!(D::buried(&mut tx, statements, &key, 8).await.unwrap(), None);

@@ -90,6 +90,17 @@ pub(crate) struct CallError {
     pub(crate) flags: classify::Flags,
 }
 
+impl CallError {
+    /// Of a call that returned a code only.
+    pub(super) fn of(code: Code) -> Self {
+        Self {
+            code,
+            reason: code.sentence(),
+            flags: classify::Flags::default(),
+        }
+    }
+}
+
 /// An owned client.
 pub(crate) struct Client {
     rk: *mut rdsys::rd_kafka_t,
@@ -236,12 +247,7 @@ impl Client {
         since: Instant,
         topic: Option<&str>,
     ) -> Error {
-        let error = CallError {
-            code,
-            reason: code.sentence(),
-            flags: classify::Flags::default(),
-        };
-        self.explain(operation, &error, since, topic)
+        self.explain(operation, &CallError::of(code), since, topic)
     }
 
     pub(crate) fn bootstrap(&self) -> &str {

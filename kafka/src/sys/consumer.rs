@@ -171,16 +171,11 @@ impl ConsumerClient {
                 }
             }
         }
-        let change = |change: Change, partitions: Vec<(&String, i32, i64)>| {
-            let list = self.list(partitions.into_iter(), OPERATION)?;
-            // SAFETY: both live during the call; the error is ours.
-            let result = unsafe { take_error(change(rk, list.ptr())) };
-            result.map_err(|error| self.client.explain(OPERATION, &error, start, None))
-        };
+        let explain = |error| self.client.explain(OPERATION, &error, start, None);
         if !old.is_empty() {
-            change(rdsys::rd_kafka_incremental_unassign, old)?;
+            change(rk, rdsys::rd_kafka_incremental_unassign, old.into_iter()).map_err(explain)?;
         }
-        change(rdsys::rd_kafka_incremental_assign, new)
+        change(rk, rdsys::rd_kafka_incremental_assign, new.into_iter()).map_err(explain)
     }
 
     pub(crate) fn pause(&self, partitions: &[(String, i32)]) -> Result<(), Error> {
@@ -621,7 +616,9 @@ pub(super) unsafe extern "C" fn on_rebalance(
         group.granted.extend(partitions.iter().cloned());
         // The answer that the group waits for. What is fetched from where is known only after ownership has been taken in
         // the database (G6).
-        change(rk, rdsys::rd_kafka_incremental_assign, Vec::new());
+        // librdkafka itself logs an answer that fails.
+        let nothing = std::iter::empty::<(&str, i32, i64)>();
+        let _ = change(rk, rdsys::rd_kafka_incremental_assign, nothing);
         group.rebalances.push_back(Rebalance::Assigned(partitions));
     } else {
         // SAFETY: the handle is live; a null list means what is stored, without waiting for the answer.
@@ -632,17 +629,23 @@ pub(super) unsafe extern "C" fn on_rebalance(
         for id in &partitions {
             group.granted.remove(id);
         }
-        let stop = partitions.iter().filter(|id| fetched.contains(id));
-        change(rk, rdsys::rd_kafka_incremental_unassign, stop.collect());
+        let stop: Vec<_> = partitions
+            .iter()
+            .filter(|id| fetched.contains(id))
+            .map(|(topic, partition)| (topic, *partition, NO_OFFSET))
+            .collect();
+        let _ = change(rk, rdsys::rd_kafka_incremental_unassign, stop.into_iter());
         group.rebalances.push_back(Rebalance::Revoked(partitions));
     }
 }
 
-/// A change of what is fetched, as the answer to a rebalance. librdkafka itself logs one that fails.
-fn change(rk: *mut rdsys::rd_kafka_t, change: Change, partitions: Vec<&(String, i32)>) {
-    let list = List::of(partitions.into_iter().map(|(t, p)| (t, *p, NO_OFFSET)));
-    if let Ok(list) = list {
-        // SAFETY: both live during the call; the error is ours.
-        let _ = unsafe { take_error(change(rk, list.ptr())) };
-    }
+/// Changes what is fetched.
+fn change(
+    rk: *mut rdsys::rd_kafka_t,
+    change: Change,
+    partitions: impl ExactSizeIterator<Item = (impl AsRef<str>, i32, i64)>,
+) -> Result<(), CallError> {
+    let list = List::of(partitions).map_err(CallError::of)?;
+    // SAFETY: both live during the call; the error is ours.
+    unsafe { take_error(change(rk, list.ptr())) }
 }

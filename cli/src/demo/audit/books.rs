@@ -56,12 +56,7 @@ pub(super) fn balances(orders: &[Order], books: &Books, report: &mut Report) {
         *taken.entry(&order.sku).or_default() += order.quantity;
         *granted.entry(&order.customer).or_default() += order.points;
     }
-    let skus: BTreeSet<&str> = taken
-        .keys()
-        .copied()
-        .chain(books.stock.keys().map(String::as_str))
-        .collect();
-    for sku in skus {
+    for sku in names(&taken, &books.stock) {
         let (initial, found) = books.stock.get(sku).copied().unwrap_or_default();
         let expected = initial - taken.get(sku).copied().unwrap_or_default();
         report.stock.0 += expected;
@@ -74,12 +69,7 @@ pub(super) fn balances(orders: &[Order], books: &Books, report: &mut Report) {
             });
         }
     }
-    let customers: BTreeSet<&str> = granted
-        .keys()
-        .copied()
-        .chain(books.points.keys().map(String::as_str))
-        .collect();
-    for customer in customers {
+    for customer in names(&granted, &books.points) {
         let expected = granted.get(customer).copied().unwrap_or_default();
         let found = books.points.get(customer).copied().unwrap_or_default();
         report.points.0 += expected;
@@ -92,6 +82,15 @@ pub(super) fn balances(orders: &[Order], books: &Books, report: &mut Report) {
             });
         }
     }
+}
+
+/// What either of the two names.
+fn names<'a, T>(
+    expected: &BTreeMap<&'a str, i64>,
+    found: &'a BTreeMap<String, T>,
+) -> BTreeSet<&'a str> {
+    let found = found.keys().map(String::as_str);
+    expected.keys().copied().chain(found).collect()
 }
 
 /// No state went back, and none is there without an order.
